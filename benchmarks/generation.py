@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapmixed.ensemble import Decoder, Ensemble
-from adapmixed.ensemble.cache import key_value_cache
+from adapmixed.ensemble import Ensemble
+from adapmixed.ensemble.decoder import Decoder, key_value_cache
 from adapmixed.ensemble.lora import Adapter
 from adapmixed.ensemble.output_layer import Logits
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, Rows, shaped

@@ -36,7 +36,6 @@ from transformers import AutoTokenizer
 from adapmixed import AdaPMixED, Ensemble, PublicOnly, Unprotected, UnprotectedPool
 from adapmixed.data import demo_base
 from adapmixed.data.corpus import Corpus
-from adapmixed.ensemble.vocabulary import token_stream
 from adapmixed.evaluation import Evaluation, evaluate
 from adapmixed.mechanisms import Mechanism, planned
 from adapmixed.privacy.planner import (
@@ -49,6 +48,7 @@ from adapmixed.privacy.planner import (
     plan,
 )
 from adapmixed.rng import SeededRandom
+from adapmixed.text import token_stream
 from adapmixed.training import FinetuneConfig, TrainingRun, train_ensemble
 from adapmixed.training.folder import TrainingFolder
 from adapmixed.training.settings import HEAD

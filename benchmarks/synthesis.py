@@ -40,7 +40,6 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from adapmixed import Accountant, AdaPMixED, ClippedLogPool
 from adapmixed.ensemble.prompts import PromptEnsemble
-from adapmixed.ensemble.vocabulary import plain_ids
 from adapmixed.generation.generator import charged
 from adapmixed.mechanisms import Mechanism, PublicOnly, shaped
 from adapmixed.mechanisms.rows import Rows
@@ -48,6 +47,7 @@ from adapmixed.privacy.conversions import zcdp_to_dp
 from adapmixed.privacy.events import BY_HAND
 from adapmixed.privacy.planner import largest_within, recommended
 from adapmixed.rng import SeededRandom
+from adapmixed.text import plain_ids
 from adapmixed_lab.baselines.invisible_ink import InvisibleInk
 from adapmixed_lab.figures.synthesis import Features, Reader, centred, mauve, until
 from benchmarks.harness import Neighbours, Report, headline, machine

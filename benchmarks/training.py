@@ -23,10 +23,10 @@ from transformers import AutoTokenizer
 
 from adapmixed import ClippedLogPool, PublicOnly, Unprotected
 from adapmixed.data import demo_base
-from adapmixed.ensemble.vocabulary import token_stream
 from adapmixed.evaluation import evaluate
 from adapmixed.mechanisms import Mechanism
 from adapmixed.rng import SeededRandom
+from adapmixed.text import token_stream
 from adapmixed.training import FinetuneConfig
 from adapmixed.training.settings import HEAD
 from benchmarks.harness import Report, headline, machine

@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adapmixed import Accountant, Ensemble, PublicOnly
 from adapmixed.data import Document, demo_base
-from adapmixed.ensemble.vocabulary import beginning_of, begun, text_ids
 from adapmixed.evaluation import Evaluation, evaluate
 from adapmixed.rng import SeededRandom
 from adapmixed.serving.fields import conversation_of, prompts_of
+from adapmixed.text import beginning_of, begun, text_ids
 from adapmixed.training import finetune, token_blocks, token_stream, train_ensemble
 from adapmixed_lab.dp_sgd import record_blocks
 

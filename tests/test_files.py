@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from processes import ended
 
 from adapmixed.files import (
     create_file,
@@ -81,8 +83,11 @@ def test_a_file_has_one_writer_under_all_its_names(tmp_path: Path, there: bool) 
         file.write_bytes(b"")
     for held, other in ((file, link), (link, file)):
         words = pytest.raises(BlockingIOError, match="must not be written by another process")
-        with sole_writer(held), words, sole_writer(other):
-            pass
+        with ExitStack() as stack:
+            stack.enter_context(sole_writer(held))
+            assert ended(stack.close) == 0  # a forked child leaves its parent's lock
+            with words, sole_writer(other):
+                pass
         with sole_writer(other):
             pass
     assert os.listdir(file.parent) == ["keys.json"] * there

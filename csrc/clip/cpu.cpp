@@ -3,9 +3,8 @@
 #include <cstring>
 
 #include "clip/cpu_row.h"
-#include "common/operators.h"
+#include "common/excess_fit.h"
 #include "common/parallel.h"
-#include "leave_one_out/formula.h"
 
 ADAPMIXED_CORE_BEGIN
 namespace {
@@ -20,20 +19,20 @@ class Charges {
         fits_(fits_of(options.orders, options.num_orders)) {
     const double largest = largest_of(options.orders, options.num_orders);
     const double most = std::fmax(1.0 - options.lower, options.upper - 1.0) / scale_.slots;
-    while (index_ < kDegrees && moment_reach(largest, degree_at(index_)) < most) ++index_;
-    reach_ = moment_reach(largest, degree_at(index_));
+    moments_ = choose_moments(largest, most);
+    moments_serve_ = moments_.reach >= most;
   }
 
   // Computes the charges from ratios(v), which gives p_bar / q of the tokens from v on.
   template <class Ratios>
   void add_up(const ClipPublic& q, const Ratios& ratios, double* charge) const {
-    if (index_ == kDegrees) return by_powers(q, ratios, charge);
-    const int degree = degree_at(index_);
+    if (!moments_serve_) return by_powers(q, ratios, charge);
+    const int degree = moments_.degree;
     double moments[kMaxMoments];
     with_degree(degree, [&](auto d) { sum_moments<decltype(d)::value>(q, ratios, moments); });
     for (std::int64_t k = 0; k < options_.num_orders; ++k) {
       double slope;
-      const ExcessFit(&fits)[2] = fits_.of[k][index_];
+      const ExcessFit(&fits)[2] = fits_.of[k][moments_.index];
       charge[k] = scale_.of(fits[0].excess.sum(moments, degree, slope),
                             fits[1].excess.sum(moments, degree, slope), options_.orders[k]);
     }
@@ -44,7 +43,7 @@ class Charges {
   void sum_moments(const ClipPublic& q, const Ratios& ratios, double* moments) const {
     Vec total[kDegree];
     for (int k = 0; k < kDegree; ++k) total[k] = Vec(0.0);
-    const Vec unit(1.0 / (scale_.slots * reach_));
+    const Vec unit(1.0 / (scale_.slots * moments_.reach));
     for (std::int64_t v = 0; v < q.padded; v += Vec::kLanes) {
       const Vec t = (ratios(v) - Vec(1.0)) * unit;
       Vec term = Vec::load(q.q + v) * t * t;
@@ -77,9 +76,9 @@ class Charges {
 
   const ClipOptions& options_;
   ChargeScale scale_;
-  const LossFits<kMaxOrders>& fits_;
-  int index_ = 0;  // of the degree of the moments; kDegrees if none serves
-  double reach_;
+  const ExcessFits<kMaxOrders>& fits_;
+  MomentChoice moments_;
+  bool moments_serve_;
 };
 
 // Solves the rows of one call, position by position, with this thread's copy of the public row.

@@ -9,9 +9,22 @@
 #include <cmath>
 #include <cstdint>
 
-#include "common/projected.h"
+#include "common/elementary.h"
+#include "common/operators.h"
 
 ADAPMIXED_CORE_BEGIN
+
+// The part of q in a model's answer: see Weights.
+ADAPMIXED_HD double rest_of(const Weights& weights, std::int64_t at) {
+  return weights.upper > 0.0 ? weights.residual[at] : 1.0 - weights.weight[at];
+}
+
+// p_bar / q - 1 and p_bar / q, or means of these. Both are kept because each is accurate where the
+// other cancels.
+template <class T>
+struct Projected {
+  T excess, ratio;
+};
 
 // The largest allowed |S - 1|. If few tokens move with s, their sum must be found within 1e-10, or
 // as accurately as S is known.

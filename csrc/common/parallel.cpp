@@ -56,8 +56,8 @@ struct Job {
   std::int64_t count;
   std::int64_t grain;
   std::atomic<std::int64_t> next{0};
-  std::mutex failure_mutex;
-  std::exception_ptr failure;
+  std::mutex failure_mutex{};
+  std::exception_ptr failure{};
 
   void run() {
     const ExactFloatingPoint exact;

@@ -156,6 +156,7 @@ inline Flt load_float_f16(const std::uint16_t* p) {
 #endif
 
 inline bool any(FltMask m) { return m.bits() != 0; }
+inline bool any(Mask m) { return m.any(); }
 
 // While an object lives, results below the normal range are 0 on this thread. For sums in which
 // they cannot matter: arithmetic with denormals is many times slower.

@@ -1,8 +1,8 @@
 // 2^{t/16} = 2^e 2^{j/16} 2^{f/16} with t = 16 e + j + f, |f| <= 1/2: a table of 16 roots and a
 // polynomial of degree 5. The relative error is within 9e-15. Used for the sums of a log-sum-exp.
 //
-// Why double: the losses' bound (leave_one_out/bound.h) leaves an absolute error of 5e-11 of p/q. A
-// float e^z, rounded once, is off by up to 2^-24, and all terms of a row may be off to the same
+// Why double: the losses' bound (leave_one_out/formula.h) leaves an absolute error of 5e-11 of p/q.
+// A float e^z, rounded once, is off by up to 2^-24, and all terms of a row may be off to the same
 // side: 6e-8, which is 1200 times that. A pair of floats takes a dozen operations for one product
 // and its rounding. This takes 10 operations in double in all, and data-centre GPUs do half as many
 // of these a second as in float.

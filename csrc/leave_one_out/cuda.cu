@@ -1,23 +1,207 @@
-// D<->_alpha(p || p') of every model and order, as an upper bound (bound.h), in three kernels: the
-// sums of chunks (cuda_tile.cuh), their sums, and the losses.
+// D<->_alpha(p || p') of every model and order, as an upper bound, in three kernels: the sums of
+// chunks, their sums, and the losses.
+//
+// A block takes a chunk of the vocabulary at one position, tile by tile: first x of all models
+// (cuda_tile.cuh), a thread a token, then the models' moments, a lane a model. A lane adds its
+// model's larger x one by one. The chunks' sums are left in the workspace and added in order. The
+// number of chunks depends on V, N and K alone, so results are the same on every device and in
+// every batch. Positions are queued in groups that share the workspace.
 #include <algorithm>
-#include <cstring>
 
 #include "common/launch.cuh"
-#include "leave_one_out/cuda_call.cuh"
 #include "leave_one_out/cuda_tile.cuh"
 
 ADAPMIXED_CORE_BEGIN
 namespace {
 
-// Interpolants reach the kernel as its arguments, which may have 32 KB; those of one order fit 4 KB
-// with everything else.
-template <int kOrders>
-LossFits<kOrders> first_of(const LossFits<kMaxOrders>& fits) {
-  LossFits<kOrders> some;
-  std::memcpy(&some, &fits, sizeof some);
-  return some;
+constexpr int kBurst = 16;  // tokens whose terms are added one by one; then bursts are added
+// Lanes that share a model: each takes a part of the tile. Each half of a warp takes as many models
+// as it has lanes.
+constexpr int kTileParts = 2;
+constexpr int kModelLanes = kWarp / kTileParts;
+// A lane's bursts are added up from 0, then the lanes' sums.
+static_assert(kBurst + kLossThreads / kTileParts / kBurst - 1 + kTileParts - 1 <= kMomentAdditions);
+
+// Adds p t^{1+k} to s[k], with at most 1 + k roundings.
+template <int kCount>
+__device__ inline void add_powers(float p, float t, float (&s)[kCount]) {
+  const float square = t * t, cube = square * t, fourth = square * square;
+  s[0] = vfma(p, t, s[0]);
+  s[1] = vfma(p, square, s[1]);
+  s[2] = vfma(p, cube, s[2]);
+  float power = p * fourth;
+#pragma unroll
+  for (int k = 3; k < kCount; k += 4) {
+    s[k] = s[k] + power;
+    if (k + 1 < kCount) s[k + 1] = vfma(power, t, s[k + 1]);
+    if (k + 2 < kCount) s[k + 2] = vfma(power, square, s[k + 2]);
+    if (k + 3 < kCount) s[k + 3] = vfma(power, cube, s[k + 3]);
+    if (k + 4 < kCount) power = power * fourth;
+  }
 }
+
+// Adds up a burst. `kWide`: some |t| may exceed 1. Those terms are left out, and their bits set.
+template <bool kWide, int kCount>
+__device__ void add_burst(const TileTokens* tokens, const float* deviations, float (&s)[kCount],
+                          unsigned& large) {
+#pragma unroll 2
+  for (int k = 0; k < kBurst; k += 4, ++tokens, deviations += 4) {
+    const TileTokens four = *tokens;
+    const Four e = *reinterpret_cast<const Four*>(deviations);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      float t = vfma(-e.v[j], four.factor.v[j], four.middle.v[j]);
+      if (kWide && !(std::fabs(t) <= 1.0f)) large |= 1u << (k + j), t = 0.0f;
+      add_powers(four.p.v[j], t, s);
+    }
+  }
+}
+
+// The sums over the lanes that share a model.
+template <class T, int kCount>
+__device__ void shared_sum(T (&values)[kCount]) {
+  __syncwarp();
+#pragma unroll
+  for (int m = 0; m < kCount; ++m) {
+    values[m] = values[m] + __shfl_xor_sync(kAllLanes, values[m], kModelLanes);
+  }
+}
+
+// A chunk of one position. A whole block must call the constructor and run() together.
+template <Dtype D>
+struct ChunkSums {
+  const LossCall& call;
+  Tile<D> tile;
+  std::uint32_t* wide;  // shared: a bit for each token of a tile at which some |t| may exceed 1
+  double* out;
+
+  __device__ void run(std::int64_t begin, std::int64_t end) {
+    const int models = static_cast<int>(call.all.models), group = call.layout.models;
+    for (std::int64_t start = begin; start < end; start += call.layout.tile) {
+      TileToken token = tile.load_public(start);
+      Deviations found;
+      for (int first = 0; first < models; first += group) {
+        const Deviations here = tile.add_group(first, token);
+        found.total += here.total;
+        found.largest = std::fmax(found.largest, here.largest);
+      }
+      const unsigned bits = __ballot_sync(kAllLanes, tile.finish(token, found));
+      if (lane_id() == 0) wide[warp_id()] = bits;
+      for (int first = 0; first < models; first += group) {
+        if (models > group) tile.add_group(first, token);
+        tile.write_exact(first, token);
+        __syncthreads();
+        constexpr int kTogether = kLossThreads / kWarp * kModelLanes;
+        const int last = tile.end_of(first);
+        for (int at = first + warp_id() * kModelLanes; at < last; at += kTogether) {
+          with_degree(tile.facts.moments.degree, [&](auto degree) {
+            add_moments<decltype(degree)::value>(first, at, start, start == begin);
+          });
+        }
+        __syncthreads();  // the tile has been read
+      }
+    }
+    tile.store(out);
+  }
+
+  // Adds the tile's sums of the models from `at` on, of the group from `first` on. `fresh`: nothing
+  // has been stored yet. A whole warp must call this together.
+  template <int kDegree>
+  __device__ void add_moments(int first, int at, std::int64_t start, bool fresh) {
+    const int index = at + lane_id() % kModelLanes, end = tile.end_of(first);
+    const int part = lane_id() / kModelLanes, length = call.layout.tile / kTileParts;
+    const bool present = index < end;
+    const int i = present ? index : end - 1;  // a lane without a model reads the last
+    const float* deviations = tile.deviations + (i - first) * call.layout.pitch() + part * length;
+    float total[kDegree + 1] = {};
+    std::uint64_t large = 0;
+#pragma unroll 1
+    for (int k = 0; k < length; k += kBurst) {
+      float s[kDegree + 1] = {};
+      const int own = part * length + k, other = (1 - part) * length + k;
+      const std::uint32_t bits = wide[own / 32] >> own % 32 | wide[other / 32] >> other % 32;
+      const TileTokens* tokens = tile.tokens + own / 4;
+      unsigned found = 0;
+      if ((bits & 0xffffu) == 0) {  // the same for all lanes
+        add_burst<false>(tokens, deviations + k, s, found);
+      } else {
+        add_burst<true>(tokens, deviations + k, s, found);
+      }
+      large |= std::uint64_t{found} << k;
+#pragma unroll
+      for (int m = 0; m <= kDegree; ++m) total[m] = total[m] + s[m];
+    }
+    shared_sum(total);
+    const ModelSums sums = call.model_sums(out, i);
+    const auto put = [&](std::int64_t column, double value) {
+      if (!present || column % kTileParts != part) return;
+      double& to = sums[column];
+      to = fresh ? value : to + value;
+    };
+    const std::int64_t v = start + part * length;
+    int hidden =
+        total[1] == 0.0f && !answers_public(call.in, call.weights, i, tile.position, v, v + length);
+    hidden |= __shfl_xor_sync(kAllLanes, hidden, kModelLanes);
+#pragma unroll
+    for (int m = 0; m < kDegree; ++m) {
+      put(ModelSums::columns(m, call.num_orders),
+          m == 0 && hidden != 0 ? kHidden : static_cast<double>(total[1 + m]));
+    }
+    add_listed(large, part * length, deviations, total[0], fresh, put);
+  }
+
+  // Adds the tokens of this lane's part of the tile whose bits are set. A whole warp must call this
+  // together.
+  template <class Put>
+  __device__ void add_listed(std::uint64_t large, int begin, const float* deviations, double first,
+                             bool fresh, const Put& put) const {
+    const double reach = tile.facts.moments.reach;
+    const bool any = __ballot_sync(kAllLanes, large != 0) != 0;
+    const auto for_each = [&](const auto& visit) {
+      for (std::uint64_t bits = large; bits != 0; bits &= bits - 1) {
+        const int k = __ffsll(static_cast<long long>(bits)) - 1, at = begin + k;
+        const TileTokens& four = tile.tokens[at / 4];
+        const float factor = four.factor.v[at % 4];
+        const float t = vfma(-deviations[k], factor, four.middle.v[at % 4]);
+        const double p = tile.mixture[at];
+        if (p != 0.0) visit(Neighbour(t * reach), p, factor > 0.0f);
+      }
+    };
+    double both[2] = {0.0, 0.0};
+    for_each([&](const Neighbour& other, double p, bool) {
+      both[0] += p * other.x;
+      both[1] += p * other.x * other.x;
+    });
+    shared_sum(both);
+    put(0, reach * first + both[0]);
+    if (!any && !fresh) return;
+    put(1, both[1]);
+    const float most_log = static_cast<float>(80.0 / call.all.largest_order);
+#pragma unroll 1
+    for (int k = 0; k < 2 * call.num_orders; ++k) {
+      const double order = call.orders[k / 2], s = k % 2 == 0 ? order : 1.0 - order;
+      ListedSums found;
+      for_each([&](const Neighbour& other, double p, bool rough) {
+        const auto x = static_cast<float>(other.x);
+        const FloatLog<float> log = float_log(x, static_cast<float>(other.X));
+        const bool in_floats = order > kLeastFloatOrder && std::fabs(log.log) < most_log;
+        double term, size = std::fabs(static_cast<double>(log.log));
+        if (in_floats) {
+          term = p * power_excess(x, log, static_cast<float>(s));
+        } else {
+          const LogParts<double> exact = log_parts(other.x, other.X);
+          term = p * power(other.x, exact, s).excess, size = std::fabs(exact.log);
+        }
+        const double share = reach / std::fmax(std::fabs(other.x), reach);
+        found.add({term, term * size, term * share, term * size * share}, s, in_floats, rough);
+      });
+      double sums[4] = {found.value, found.weight, found.rough, found.near};
+      shared_sum(sums);
+#pragma unroll
+      for (int m = 0; m < 4; ++m) put(2 + 4 * k + m, sums[m]);
+    }
+  }
+};
 
 template <Dtype D>
 __global__ void __launch_bounds__(kLossThreads, kLossBlocks)
@@ -28,7 +212,8 @@ __global__ void __launch_bounds__(kLossThreads, kLossBlocks)
   const std::int64_t length = call.layout.chunk * call.layout.tile, begin = index * length;
   const std::int64_t end =
       begin + length < call.in.shape.vocab ? begin + length : call.in.shape.vocab;
-  ChunkSums<D>(call, call.first + member, call.chunk_sums(member, index)).run(begin, end, wide);
+  ChunkSums<D>{call, {call, call.first + member}, wide, call.chunk_sums(member, index)}.run(begin,
+                                                                                            end);
 }
 
 // A block adds up kWarp of a position's numbers over all chunks, in the place of the first chunk's.
@@ -37,112 +222,67 @@ __global__ void __launch_bounds__(kAddThreads)
     add_chunks_kernel(const __grid_constant__ LossCall call, std::int64_t blocks) {
   __shared__ double partial[kAddThreads / kWarp][kWarp];
   const std::int64_t member = blockIdx.x / blocks;
-  double* sums = call.chunk_sums(member, 0);
-  const int degree = degree_at(static_cast<int>(sums[LossLayout::kHeader - 1]));
-  const std::int64_t count = call.in.shape.models * LossLayout::columns(degree, call.orders.count);
+  double* sums = call.chunk_sums(member, 0) + LossLayout::kHeader;
+  const int degree = static_cast<int>(call.header(member, 0).degree);
+  const std::int64_t count = call.all.models * ModelSums::columns(degree, call.num_orders);
   const std::int64_t at = blockIdx.x % blocks * kWarp + lane_id();
   double total = 0.0;
   if (at < count) {
     for (std::int64_t c = warp_id(); c < call.layout.chunks; c += kAddThreads / kWarp) {
-      total += sums[c * call.layout.per_chunk + LossLayout::kHeader + at];
+      total += sums[c * call.layout.per_chunk + at];
     }
   }
   partial[warp_id()][lane_id()] = total;
   __syncthreads();
   if (warp_id() != 0 || at >= count) return;
   for (int w = 1; w < kAddThreads / kWarp; ++w) total += partial[w][lane_id()];
-  sums[LossLayout::kHeader + at] = total;
+  sums[at] = total;
 }
 
-// The sums of a position. A whole block must call this together.
-struct PositionSums {
-  const LossCall& call;
-  const double* sums;
-  double mass, mean_norm, largest_balance;
-  TokenSums tokens;
-  int degree;
-  double reach;
-
-  __device__ PositionSums(const LossCall& of, std::int64_t member)
-      : call(of), sums(of.chunk_sums(member, 0)) {
-    double totals[3] = {0.0, 0.0, 0.0}, most[3] = {0.0, 0.0, 0.0}, norm = 0.0;
-    for (std::int64_t c = threadIdx.x; c < call.layout.chunks; c += blockDim.x) {
-      const double* header = sums + c * call.layout.per_chunk;
-      for (int k = 0; k < 3; ++k) totals[k] += header[k];
-      for (int k = 0; k < 2; ++k) most[k] = std::fmax(most[k], header[3 + k]);
-    }
-    block_reduce(totals, Add{});
-    mass = totals[0], tokens.balance = totals[1], tokens.common = totals[2];
-    const int index = static_cast<int>(sums[LossLayout::kHeader - 1]);
-    degree = degree_at(index), reach = call.reach[index];
-    for (std::int64_t i = threadIdx.x; i < call.in.shape.models; i += blockDim.x) {
-      norm += std::sqrt(second(i));
-      most[2] = vmax(most[2], std::fabs(balance(i)));  // NaN stays
-    }
-    mean_norm = block_sum(norm) / static_cast<double>(call.in.shape.models);
-    block_reduce(most, Max{});
-    tokens.most_common = most[0], tokens.growth = most[1], largest_balance = most[2];
-  }
-
-  __device__ const double& number(std::int64_t column, std::int64_t i) const {
-    return sums[LossLayout::kHeader + column * call.in.shape.models + i];
-  }
-  struct Moments {
-    const double* from;
-    std::int64_t stride;
-    __device__ double operator[](int k) const { return from[k * stride]; }
-  };
-  __device__ Moments moments(std::int64_t i) const {
-    return {&number(LossLayout::columns(0, call.orders.count), i), call.in.shape.models};
-  }
-  __device__ double second(std::int64_t i) const {
-    return reach * reach * moments(i)[0] + number(1, i);
-  }
-  __device__ ListedSums listed(std::int64_t i, int k, bool reverse) const {
-    const std::int64_t column = 2 + 8 * k + 4 * reverse;
-    return {number(column, i), number(column + 1, i), number(column + 2, i), number(column + 3, i)};
-  }
-  // Against the public distribution sum p x = -(sum q delta) / slots. Otherwise it is the mean of
-  // sum q delta minus this model's, divided by slots - 1.
-  __device__ double balance(std::int64_t i) const {
-    const double first = number(0, i), slots = call.all.slots;
-    return call.all.against_public ? -slots * first : tokens.balance - (slots - 1.0) * first;
-  }
-  // Whether the rows belong to the log-sum-exps, and all can be bounded. NaN fails.
-  __device__ bool good() const {
-    return std::fabs(mass - 1.0) < kMostBalance && largest_balance < kMostBalance &&
-           tokens.growth < HUGE_VAL;
-  }
-};
+// A larger |sum of p_bar_i - q| or |sum of q - 1| shows that the projection is of other rows.
+constexpr double kMostBalance = 1e-5;
 
 // A thread takes a loss: number `at` of the (K, N) of a position, so that most lanes of a warp read
-// the same interpolants.
+// the same interpolants. These are arguments, which may have 32 KB; those of one order fit 4 KB
+// with everything else.
 template <int kOrders>
 __global__ void __launch_bounds__(kLossThreads)
     losses_kernel(const __grid_constant__ LossCall call,
-                  const __grid_constant__ LossFits<kOrders> fits, std::int64_t blocks) {
+                  const __grid_constant__ ExcessFits<kOrders> fits, std::int64_t blocks) {
   const std::int64_t member = blockIdx.x / blocks, position = call.first + member;
-  const std::int64_t models = call.in.shape.models;
+  const std::int64_t models = call.all.models;
   const LossFacts facts(call, position);
-  const PositionSums sums(call, member);
-  const std::int64_t at = blockIdx.x % blocks * kLossThreads + threadIdx.x;
-  if (at >= models * call.orders.count) return;
-  const std::int64_t i = at % models;
-  const int k = static_cast<int>(at / models);
-  const double order = call.orders.value[k];
-  double loss = HUGE_VAL;
-  if (facts.admissible && sums.good()) {
-    const LossBound bound(call.all, sums.reach, sums.degree, sums.tokens, sums.mean_norm,
-                          facts.largest_weight, facts.ratio_error);
-    const auto excess = [&](bool reverse) {
-      return bound.excess(fits.of[k][facts.degree][reverse], sums.moments(i),
-                          sums.listed(i, k, reverse), order);
-    };
-    const double norm = call.all.against_public ? sums.second(i) : sums.mean_norm;
-    loss = norm == 0.0 ? 0.0 : divergence_from_excess(excess(false), excess(true), order);
+  double* sums = call.chunk_sums(member, 0);
+  double totals[3] = {0.0, 0.0, 0.0}, most[3] = {0.0, 0.0, 0.0}, norm = 0.0;
+  for (std::int64_t c = threadIdx.x; c < call.layout.chunks; c += blockDim.x) {
+    const ChunkHeader& header = call.header(member, c);
+    totals[0] += header.mass, totals[1] += header.tokens.balance;
+    totals[2] += header.tokens.common;
+    most[0] = std::fmax(most[0], header.tokens.most_common);
+    most[1] = std::fmax(most[1], header.tokens.growth);
   }
-  call.loss[(i * call.in.shape.positions + position) * call.orders.count + k] = loss;
-  if (k == 0) call.balance[i * call.in.shape.positions + position] = sums.balance(i);
+  block_reduce(totals, Add{});
+  for (std::int64_t i = threadIdx.x; i < models; i += blockDim.x) {
+    const ModelSums own = call.model_sums(sums, i);
+    norm += std::sqrt(own.second(facts.moments.reach));
+    most[2] = vmax(most[2], std::fabs(call.all.balance(own[0], totals[1])));  // NaN stays
+  }
+  const double mean_norm = block_sum(norm) / static_cast<double>(models);
+  block_reduce(most, Max{});
+  const std::int64_t at = blockIdx.x % blocks * kLossThreads + threadIdx.x;
+  if (at >= models * call.num_orders) return;
+  const std::int64_t i = at % models, k = at / models, row = i * call.in.shape.positions + position;
+  const ModelSums own = call.model_sums(sums, i);
+  if (k == 0) call.balance[row] = call.all.balance(own[0], totals[1]);
+  double loss = HUGE_VAL;
+  // The rows belong to the log-sum-exps, and all can be bounded. NaN fails.
+  if (facts.admissible && std::fabs(totals[0] - 1.0) < kMostBalance && most[2] < kMostBalance &&
+      most[1] < HUGE_VAL) {
+    const LossBound bound(call.all, facts.moments, {totals[1], totals[2], most[0], most[1]},
+                          mean_norm, facts.largest_weight, facts.ratio_error);
+    loss = bound.loss(fits.of[k][facts.moments.index], own, k, call.orders[k]);
+  }
+  call.loss[row * call.num_orders + k] = loss;
 }
 
 }  // namespace
@@ -161,23 +301,27 @@ static void leave_one_out(const Ensemble& in, const Weights& weights,
                           const LeaveOneOutOptions& options, double* loss, double* balance,
                           const Queue& queue) {
   const DeviceGuard guard(queue);
+  const device::Neighbours all(in.shape, weights.upper > 0.0, options);
   const device::LossLayout layout(in.shape, options.num_orders);
-  device::LossCall call{in, weights, device::neighbours_of(in.shape, options), {},   layout,
-                        {}, 0,       static_cast<double*>(queue.workspace),    loss, balance};
-  call.orders.count = static_cast<int>(options.num_orders);
-  for (int k = 0; k < call.orders.count; ++k) call.orders.value[k] = options.orders[k];
-  for (int k = 0; k < device::kDegrees; ++k) {
-    call.reach[k] = device::moment_reach(call.all.largest_order, device::degree_at(k));
-  }
-  const auto& fits = device::fits_of(options.orders, options.num_orders);
+  device::LossCall call{in,
+                        weights,
+                        all,
+                        layout,
+                        static_cast<double*>(queue.workspace),
+                        loss,
+                        balance,
+                        0,
+                        static_cast<int>(options.num_orders),
+                        {}};
+  std::copy_n(options.orders, call.num_orders, call.orders);
   const auto shared = static_cast<std::size_t>(layout.shared_bytes());
   const std::int64_t numbers =
-      in.shape.models * device::LossLayout::columns(device::kMaxMoments, call.orders.count);
+      in.shape.models * device::ModelSums::columns(device::kMaxMoments, call.num_orders);
   const std::int64_t sums = (numbers + device::kWarp - 1) / device::kWarp;
   const std::int64_t losses =
-      (in.shape.models * call.orders.count + device::kLossThreads - 1) / device::kLossThreads;
+      (in.shape.models * call.num_orders + device::kLossThreads - 1) / device::kLossThreads;
   const dim3 threads(device::kLossThreads);
-  for (call.first = 0; call.first < in.shape.positions; call.first += layout.positions) {
+  for (; call.first < in.shape.positions; call.first += layout.positions) {
     const std::int64_t here = std::min(layout.positions, in.shape.positions - call.first);
     with_dtype(in.private_logits.dtype, [&](auto dtype) {
       launch(queue, device::chunk_sums_kernel<decltype(dtype)::value>,
@@ -185,12 +329,15 @@ static void leave_one_out(const Ensemble& in, const Weights& weights,
     });
     launch(queue, device::add_chunks_kernel, grid_of(here * sums), dim3(device::kAddThreads), 0,
            call, sums);
-    if (call.orders.count == 1) {
-      launch(queue, device::losses_kernel<1>, grid_of(here * losses), threads, 0, call,
-             device::first_of<1>(fits), losses);
+    const auto queue_losses = [&](auto most) {
+      constexpr int kOrders = decltype(most)::value;
+      launch(queue, device::losses_kernel<kOrders>, grid_of(here * losses), threads, 0, call,
+             device::fits_of<kOrders>(options.orders, call.num_orders), losses);
+    };
+    if (call.num_orders == 1) {
+      queue_losses(std::integral_constant<int, 1>{});
     } else {
-      launch(queue, device::losses_kernel<kMaxOrders>, grid_of(here * losses), threads, 0, call,
-             fits, losses);
+      queue_losses(std::integral_constant<int, kMaxOrders>{});
     }
   }
 }

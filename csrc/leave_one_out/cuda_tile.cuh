@@ -1,79 +1,183 @@
-// The sums of one chunk: for each tile first the deviations of all models, a thread a token, then
-// the models' moments, a lane a model. A lane adds its model's larger x one by one.
+// A tile of one position's vocabulary: x = p'/p - 1 of all models at its tokens, a thread a token.
+// First deviations are computed in single precision, then what the models share at a token; a
+// thread computes its token in double if that is not accurate enough.
 #pragma once
 
-#include "leave_one_out/cuda_call.cuh"
+#include <algorithm>
+
+#include "common/block.cuh"
+#include "common/load.cuh"
+#include "leave_one_out/formula.h"
 
 ADAPMIXED_CORE_BEGIN
 
-// A chunk of one position. A whole block must call the constructor and run() together.
-template <Dtype D>
-class ChunkSums {
- public:
-  __device__ ChunkSums(const LossCall& call, std::int64_t position, double* out)
-      : call_(call),
-        all_(call.all),
-        position_(position),
-        models_(static_cast<int>(call.in.shape.models)),
-        memory_(call.layout),
-        facts_(call, position),
-        reach_(call.reach[facts_.degree]),
-        in_double_(call.weights.upper > 0.0 || few_slots(call.all)),
-        out_(out) {}
+constexpr int kLossThreads = 128;  // and the most tokens of a tile
+constexpr std::int64_t kMostLossChunks = 512;
+constexpr std::int64_t kLossMemory = std::int64_t{1} << 23;  // doubles: 64 MiB
+// Dynamic shared memory with which kLossBlocks have room on a multiprocessor.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kLossBlocks = 2;
+#else
+constexpr int kLossBlocks = 3;
+#endif
+constexpr std::int64_t kLossShared = 72 * 1024;
+constexpr int kModelsAtOnce = 8;  // that a thread reads; their deviations are added in floats
 
-  // `wide`: of the block's shared memory, a bit for each token of a tile at which some |t| may
-  // exceed 1.
-  __device__ void run(std::int64_t begin, std::int64_t end, std::uint32_t* wide) {
-    const int group = call_.layout.models;
-    ThreadSums sums;
-    if (!facts_.admissible) sums.growth = HUGE_VALF;
-    for (std::int64_t start = begin; start < end; start += call_.layout.tile) {
-      TileToken token = load_public(start, sums);
-      Deviations found;
-      for (int first = 0; first < models_; first += group) {
-        const Deviations here = add_group(first, token);
-        found.total += here.total;
-        found.largest = std::fmax(found.largest, here.largest);
-      }
-      const unsigned bits = __ballot_sync(kAllLanes, finish(token, found, sums));
-      if (lane_id() == 0) wide[warp_id()] = bits;
-      for (int first = 0; first < models_; first += group) {
-        if (models_ > group) add_group(first, token);
-        if (token.exact || !token.counted) write_exact(first, token);
-        __syncthreads();
-        add_models(first, start, wide, start == begin);
-        __syncthreads();  // the tile has been read
-      }
+// The constants with which one model's row is read (common/float_ratio.h).
+struct alignas(16) FloatModel {
+  float c, centre, slope, offset;  // delta = slope (r' - 1) + offset
+};
+
+struct alignas(16) Four {
+  float v[4];
+};
+// Four tokens next to each other: t = x / reach of a model is middle - deviation * factor. A
+// negative factor marks a token that was computed in double.
+struct TileTokens {
+  Four middle, factor, p;
+};
+
+// What the numbers of a chunk begin with.
+struct ChunkHeader {
+  double mass;  // of the mixture
+  TokenSums tokens;
+  double degree;  // of the moments
+};
+
+// How the work is divided. A tile's deviations, of a group of models, lie in shared memory.
+struct LossLayout {
+  int tile, models;                   // tokens, whole warps; models of a group
+  std::int64_t chunk, chunks;         // tiles of a chunk; chunks of a position
+  std::int64_t per_chunk, positions;  // doubles of a chunk; positions of a launch
+
+  LossLayout(const Shape& shape, std::int64_t orders) {
+    models = static_cast<int>(std::min(shape.models, simulated_or(shape.models, 48)));
+    for (tile = static_cast<int>(simulated_or(kLossThreads, 64)); tile > kWarp; tile -= kWarp) {
+      if (shared_bytes() <= kLossShared) break;
     }
-    store(sums);
+    while (shared_bytes() > kLossShared) models = models / 2;
+    per_chunk = kHeader + shape.models * ModelSums::columns(kMaxMoments, orders);
+    const std::int64_t tiles = (shape.vocab + tile - 1) / tile;
+    const std::int64_t most = std::min(kLossMemory / per_chunk, simulated_or(kMostLossChunks, 2));
+    chunk = most < 1 ? tiles : (tiles + most - 1) / most;
+    chunks = (tiles + chunk - 1) / chunk;
+    const std::int64_t rows = std::max<std::int64_t>(kLossMemory / (chunks * per_chunk), 1);
+    positions = std::min(rows, shape.positions);
   }
 
- private:
-  __device__ double public_lse() const { return call_.in.public_lse[position_]; }
-  __device__ bool in_tile() const { return static_cast<int>(threadIdx.x) < call_.layout.tile; }
-  __device__ int size_of(int first) const {
-    return models_ - first < call_.layout.models ? models_ - first : call_.layout.models;
+  static constexpr int kHeader = sizeof(ChunkHeader) / sizeof(double);
+  // 4 times an odd number: lanes that read four tokens of their own models use different banks.
+  ADAPMIXED_HD int pitch() const { return tile + 4; }
+  ADAPMIXED_HD std::int64_t shared_bytes() const {
+    return (3 * 4 + 8) * tile +
+           models * (4 * pitch() + static_cast<std::int64_t>(sizeof(FloatModel)));
+  }
+};
+
+struct LossCall {
+  Ensemble in;
+  Weights weights;
+  Neighbours all;
+  LossLayout layout;
+  double* sums;  // (positions, chunks, per_chunk)
+  double *loss, *balance;
+  std::int64_t first;  // position of this launch
+  int num_orders;
+  double orders[kMaxOrders];
+
+  __device__ double* chunk_sums(std::int64_t member, std::int64_t chunk) const {
+    return sums + (member * layout.chunks + chunk) * layout.per_chunk;
+  }
+  __device__ const ChunkHeader& header(std::int64_t member, std::int64_t chunk) const {
+    return *reinterpret_cast<const ChunkHeader*>(chunk_sums(member, chunk));
+  }
+  // Numbers of the same kind lie together, after the header.
+  __device__ ModelSums model_sums(double* of_chunk, std::int64_t i) const {
+    return {of_chunk + LossLayout::kHeader + i, all.models, num_orders};
+  }
+};
+
+// What the weights and log-sum-exps of a position say. A whole block must call this together.
+struct LossFacts {
+  double mean_weight, largest_weight, ratio_error;
+  bool admissible;
+  MomentChoice moments;
+
+  __device__ LossFacts(const LossCall& call, std::int64_t position) {
+    double most[3] = {0.0, 0.0, 0.0}, total = 0.0;
+    const double public_lse = call.in.public_lse[position];
+    for (std::int64_t i = threadIdx.x; i < call.in.shape.models; i += blockDim.x) {
+      const std::int64_t at = i * call.in.shape.positions + position;
+      const double weight = call.weights.weight[at], lse = call.in.private_lse[at];
+      total += weight;
+      most[0] = std::fmax(most[0], weight);
+      most[1] = std::fmax(most[1], double_ratio_error(lse, public_lse));
+      if (!ADAPMIXED_ISA::admissible(call.in, call.weights, at)) most[2] = 1.0;
+    }
+    mean_weight = block_sum(total) / call.all.slots;
+    block_reduce(most, Max{});
+    largest_weight = call.weights.upper > 0.0 ? call.weights.upper : most[0];
+    ratio_error = most[1];
+    admissible = most[2] == 0.0 && std::fabs(public_lse) < HUGE_VAL;
+    moments = call.all.moments(largest_weight);
+  }
+};
+
+// A token as its thread sees it.
+struct TileToken {
+  std::int64_t v;
+  bool counted, exact;  // it exists and is not masked; it is computed in double
+  float z0;             // the public logit
+  FloatToken a;         // of the centred logit (common/float_ratio.h)
+  double q;
+  Projected<double> mean;  // of p_bar / q over the slots, of exact tokens
+};
+
+// The sum of some models' deviations, and the largest of their sizes.
+struct Deviations {
+  double total = 0.0;
+  float largest = 0.0f;
+};
+
+// What a thread adds up over its tokens.
+struct ThreadSums {
+  double mass = 0.0, balance = 0.0, common = 0.0;
+  float most_common = 0.0f, growth = 0.0f;  // rounded up; see TokenSums
+};
+__device__ inline float rounded_up(double x) { return static_cast<float>(x * (1.0 + 1e-6)); }
+
+// A tile in the shared memory of a block. A whole block must call the constructor together.
+template <Dtype D>
+class Tile {
+ public:
+  const LossCall& call;
+  const std::int64_t position;
+  const LossFacts facts;
+  TileTokens* tokens;  // in fours
+  double* mixture;     // p of the tokens
+  float* deviations;   // (models of the group, pitch)
+
+  __device__ Tile(const LossCall& of, std::int64_t at)
+      : call(of), position(at), facts(of, at), models_(dynamic_shared<FloatModel>()) {
+    tokens = reinterpret_cast<TileTokens*>(models_ + of.layout.models);
+    mixture = reinterpret_cast<double*>(tokens + of.layout.tile / 4);
+    deviations = reinterpret_cast<float*>(mixture + of.layout.tile);
+    if (!facts.admissible) sums_.growth = HUGE_VALF;
   }
 
-  __device__ TileToken load_public(std::int64_t start, ThreadSums& sums) const {
+  __device__ TileToken load_public(std::int64_t start) {
     TileToken token{};
     token.v = start + threadIdx.x;
-    if (!in_tile() || token.v >= call_.in.shape.vocab) return token;
-    token.z0 = logit<D>(row_bits<D>(call_.in.public_logits, 0, position_), token.v);
+    if (!in_tile() || token.v >= call.in.shape.vocab) return token;
+    token.z0 = logit<D>(row_bits<D>(call.in.public_logits, 0, position), token.v);
     const double log_q = token.z0 - public_lse();
-    if (log_q <= kMaskedLog) {
-      // A token that the public row masks may have no part of any model's answer.
-      for (int i = 0; i < models_ && !(call_.weights.upper > 0.0); ++i) {
-        const ModelRow<D> row = model_row<D>(call_.in, call_.weights, i, position_);
-        const double lse = call_.in.private_lse[i * call_.in.shape.positions + position_];
-        const double log_p = logit<D>(row.logits, token.v) - lse;
-        if (row.weight > 0.0 && !(log_p <= kMaskedLog)) sums.growth = HUGE_VALF;
-      }
-      return token;
+    token.counted = !(log_q <= kMaskedLog);
+    if (!token.counted && !masked_by_all(call.in, call.weights, position, token.v)) {
+      sums_.growth = HUGE_VALF;
     }
-    token.counted = true;
+    if (!token.counted) return token;
     token.q = exp_(vmax(kRarest, log_q));
-    token.exact = in_double_ || !(token.q >= kLeastFloatQ);
+    token.exact = call.all.in_double || !(token.q >= kLeastFloatQ);
     token.a = split_token(token.z0 - static_cast<float>(centre_of(public_lse())));
     return token;
   }
@@ -81,24 +185,24 @@ class ChunkSums {
   // Writes the deviations of a group of models at this thread's token, if it is not exact. A whole
   // block must call this together.
   __device__ Deviations add_group(int first, const TileToken& token) {
-    const int count = size_of(first);
+    const int count = end_of(first) - first;
     __syncthreads();  // the last group's constants have been read
     for (int j = static_cast<int>(threadIdx.x); j < count; j += kLossThreads) {
-      const std::int64_t at = (first + j) * call_.in.shape.positions + position_;
-      const double lse = call_.in.private_lse[at], weight = call_.weights.weight[at];
+      const std::int64_t at = (first + j) * call.in.shape.positions + position;
+      const double lse = call.in.private_lse[at], weight = call.weights.weight[at];
       const FloatShift shift =
           make_shift(lse - centre_of(lse), public_lse() - centre_of(public_lse()));
-      memory_.models[j] = {shift.c, static_cast<float>(centre_of(lse)),
-                           static_cast<float>(weight * (1.0 + shift.residual)),
-                           static_cast<float>(weight * shift.residual)};
+      models_[j] = {shift.c, static_cast<float>(centre_of(lse)),
+                    static_cast<float>(weight * (1.0 + shift.residual)),
+                    static_cast<float>(weight * shift.residual)};
     }
     __syncthreads();
     Deviations found;
     if (!token.counted || token.exact) return found;
-    float* column = memory_.deviations + threadIdx.x;
-    const int pitch = call_.layout.pitch();
-    const auto* at = row_bits<D>(call_.in.private_logits, first, position_) + token.v;
-    const std::int64_t stride = call_.in.private_logits.stride_model;
+    float* column = deviations + threadIdx.x;
+    const int pitch = call.layout.pitch();
+    const auto* at = row_bits<D>(call.in.private_logits, first, position) + token.v;
+    const std::int64_t stride = call.in.private_logits.stride_model;
     typename Bits<D>::type next[kModelsAtOnce] = {};
     const auto load = [&](int left) {
 #pragma unroll
@@ -116,7 +220,7 @@ class ChunkSums {
       load(count - j - kModelsAtOnce);  // on their way while these are computed
 #pragma unroll
       for (int g = 0; g < kModelsAtOnce; ++g) {
-        e[g] = j + g < count ? deviation(memory_.models[j + g], e[g], token.a) : 0.0f;
+        e[g] = j + g < count ? deviation(models_[j + g], e[g], token.a) : 0.0f;
         if (j + g < count) column[(j + g) * pitch] = e[g];
         found.largest = std::fmax(found.largest, std::fabs(e[g]));
       }
@@ -125,6 +229,80 @@ class ChunkSums {
     }
     return found;
   }
+
+  // Computes what all models share at this thread's token. Returns whether some |t| may exceed 1.
+  __device__ bool finish(TileToken& token, const Deviations& found) {
+    if (!in_tile()) return false;
+    if (!token.counted) {
+      set(0.0, 0.0, 0.0);
+      return false;
+    }
+    if (!token.exact) {
+      const double largest = found.largest;
+      const FloatMixture<double> of =
+          float_mixture(call.all, token.q, found.total, largest, facts.mean_weight);
+      token.exact = of.fails;
+      if (!token.exact) {
+        const double factor = of.factor / facts.moments.reach, middle = of.middle * factor;
+        sums_.mass += of.p;
+        sums_.balance += token.q * of.mean;
+        sums_.common += of.p * of.shared * of.shared;
+        sums_.most_common = std::fmax(sums_.most_common, rounded_up(of.shared));
+        sums_.growth = std::fmax(sums_.growth, rounded_up(of.growth));
+        set(middle, factor, of.p);
+        return !(largest * factor + std::fabs(middle) <= 1.0);
+      }
+    }
+    bool answered = false, unbounded;
+    const auto answers = [&](std::int64_t i) { return answer(i, token, answered); };
+    const double log_q = token.z0 - public_lse();
+    const MixtureToken<double> exact =
+        load_token(call.all, token.q, log_q, answers, answered, unbounded);
+    if (unbounded) sums_.growth = HUGE_VALF;
+    token.mean = exact.mean;
+    sums_.mass += exact.p;
+    sums_.balance += token.q * token.mean.excess;
+    set(0.0, -1.0, exact.p);
+    return true;
+  }
+
+  // Writes x as it is kept, divided by the reach, for a group of models at this thread's token, if
+  // it is exact, and 0 if it does not count.
+  __device__ void write_exact(int first, const TileToken& token) const {
+    if (!in_tile() || (token.counted && !token.exact)) return;
+    float* column = deviations + threadIdx.x;
+    const MixtureToken<double> exact = mixture_token(call.all, token.q, token.mean);
+    bool answered = false;
+    const auto answers = [&](std::int64_t i) { return answer(i, token, answered); };
+#pragma unroll 1
+    for (int i = first; i < end_of(first); ++i, column += call.layout.pitch()) {
+      const double x = token.counted ? kept_neighbour(call.all, exact, i, answers) : 0.0;
+      *column = static_cast<float>(x / facts.moments.reach);
+    }
+  }
+
+  // The end of the group of models that begins with `first`.
+  __device__ int end_of(int first) const {
+    const int models = static_cast<int>(call.all.models);
+    return models - first < call.layout.models ? models : first + call.layout.models;
+  }
+
+  // Stores the sums over all tiles of the block. A whole block must call this together.
+  __device__ void store(double* out) const {
+    double totals[3] = {sums_.mass, sums_.balance, sums_.common};
+    double most[2] = {sums_.most_common, sums_.growth};
+    block_reduce(totals, Add{});
+    block_reduce(most, Max{});
+    if (threadIdx.x != 0) return;
+    const TokenSums tokens{totals[1], totals[2], most[0], most[1]};
+    *reinterpret_cast<ChunkHeader*>(out) = {totals[0], tokens,
+                                            static_cast<double>(facts.moments.degree)};
+  }
+
+ private:
+  __device__ double public_lse() const { return call.in.public_lse[position]; }
+  __device__ bool in_tile() const { return static_cast<int>(threadIdx.x) < call.layout.tile; }
+
   // With p/q kept above e^-25.
   __device__ static float deviation(const FloatModel& model, float z, const FloatToken& token) {
     const float a = token.grid + model.c;
@@ -133,207 +311,24 @@ class ChunkSums {
                 model.offset);
   }
 
-  // Computes what all models share at this thread's token. Returns whether some |t| may exceed 1.
-  __device__ bool finish(TileToken& token, const Deviations& found, ThreadSums& sums) {
-    if (!in_tile()) return false;
-    if (!token.counted) {
-      set(0.0, 0.0, 0.0);
-      return false;
-    }
-    if (!token.exact) {
-      const double mean = found.total / all_.slots, ratio = 1.0 + mean;
-      const double inverse = 1.0 / ratio, relative = inverse / call_.divisor();
-      const double middle = all_.against_public ? 0.0 : mean;
-      token.exact = ratio < kLeastRatio || (middle - found.largest) * relative < -0.45;
-      if (!token.exact) {
-        const double p = token.q * ratio, shared = std::fabs(middle) * relative;
-        const double factor = relative / reach_;
-        sums.mass += p;
-        sums.balance += token.q * mean;
-        sums.common += p * shared * shared;
-        sums.most_common = std::fmax(sums.most_common, rounded_up(shared));
-        sums.growth =
-            std::fmax(sums.growth, rounded_up((mean + 2.0 * facts_.mean_weight) * inverse));
-        set(middle * factor, factor, p);
-        return !(found.largest * factor + std::fabs(middle * factor) <= 1.0);
-      }
-    }
-    const ExactToken exact = exact_token<D>(call_, position_, token.v, token.z0, token.q);
-    token.mean = exact.mean;
-    if (!exact.bounded) sums.growth = HUGE_VALF;
-    sums.mass += exact.p;
-    sums.balance += token.q * token.mean.excess;
-    set(0.0, -1.0, exact.p);
-    return true;
+  __device__ Projected<double> answer(std::int64_t model, const TileToken& token,
+                                      bool& answered) const {
+    const double z = logit<D>(row_bits<D>(call.in.private_logits, model, position), token.v);
+    const double z0 = token.z0;
+    return answer_of(call.in, call.weights, model, position, z, z0, answered);
   }
 
   __device__ void set(double middle, double factor, double p) const {
     const int thread = static_cast<int>(threadIdx.x);
-    TileTokens& four = memory_.tokens[thread / 4];
+    TileTokens& four = tokens[thread / 4];
     four.middle.v[thread % 4] = static_cast<float>(middle);
     four.factor.v[thread % 4] = static_cast<float>(factor);
     four.p.v[thread % 4] = static_cast<float>(p);
-    memory_.mixture[thread] = p;
+    mixture[thread] = p;
   }
 
-  // Writes what `kept` returns, divided by the reach, for a group of models.
-  __device__ void write_exact(int first, const TileToken& token) const {
-    if (!in_tile()) return;
-    const int count = size_of(first);
-    float* column = memory_.deviations + threadIdx.x;
-    bool lost = false;
-    const MixtureToken<double> mixture = mixture_token(all_, token.q, token.mean, lost);
-#pragma unroll 1
-    for (int j = 0; j < count; ++j, column += call_.layout.pitch()) {
-      const double kept = token.counted ? exact_neighbour<D>(call_, position_, token.v, token.z0,
-                                                             first + j, mixture)
-                                        : 0.0;
-      *column = static_cast<float>(kept / reach_);
-    }
-  }
-
-  // Adds the tile's sums of a group of models. `fresh`: nothing has been stored yet. A whole block
-  // must call this together.
-  __device__ void add_models(int first, std::int64_t start, const std::uint32_t* wide, bool fresh) {
-    const int count = size_of(first);
-    for (int at = warp_id() * kModelLanes; at < count; at += kLossThreads / kWarp * kModelLanes) {
-      with_degree(degree_at(facts_.degree), [&](auto degree) {
-        add_moments<decltype(degree)::value>(first, at, start, wide, fresh);
-      });
-    }
-  }
-
-  template <int kDegree>
-  __device__ void add_moments(int first, int at, std::int64_t start, const std::uint32_t* wide,
-                              bool fresh) {
-    const int count = size_of(first), index = at + lane_id() % kModelLanes;
-    const int part = lane_id() / kModelLanes, length = call_.layout.tile / kTileParts;
-    const bool present = index < count;
-    const int i = first + (present ? index : count - 1);  // a lane without a model reads the last
-    const float* deviations =
-        memory_.deviations + (i - first) * call_.layout.pitch() + part * length;
-    float total[kDegree + 1] = {};
-    std::uint64_t large = 0;
-#pragma unroll 1
-    for (int k = 0; k < length; k += kBurst) {
-      float s[kDegree + 1] = {};
-      const int own = part * length + k, other = (1 - part) * length + k;
-      const std::uint32_t bits = wide[own / 32] >> own % 32 | wide[other / 32] >> other % 32;
-      const TileTokens* tokens = memory_.tokens + own / 4;
-      unsigned found = 0;
-      if ((bits & 0xffffu) == 0) {  // the same for all lanes
-        add_burst<false>(tokens, deviations + k, s, found);
-      } else {
-        add_burst<true>(tokens, deviations + k, s, found);
-      }
-      large |= std::uint64_t{found} << k;
-#pragma unroll
-      for (int m = 0; m <= kDegree; ++m) total[m] = total[m] + s[m];
-    }
-#pragma unroll
-    for (int m = 0; m <= kDegree; ++m) {
-      total[m] = total[m] + __shfl_xor_sync(kAllLanes, total[m], kModelLanes);
-    }
-    const auto put = [&](std::int64_t column, double value) {
-      if (!present || column % kTileParts != part) return;
-      double& to = out_[LossLayout::kHeader + column * models_ + i];
-      to = fresh ? value : to + value;
-    };
-    const std::int64_t moments = LossLayout::columns(0, call_.orders.count);
-    int hidden = total[1] == 0.0f && differs<D>(call_, position_, i, start + part * length, length);
-    hidden |= __shfl_xor_sync(kAllLanes, hidden, kModelLanes);
-#pragma unroll
-    for (int m = 0; m < kDegree; ++m) {
-      put(moments + m, m == 0 && hidden != 0 ? kHidden : static_cast<double>(total[1 + m]));
-    }
-    add_listed(large, part * length, deviations, reach_ * static_cast<double>(total[0]), fresh,
-               put);
-  }
-
-  // What stands for sum p t^2 of a row that floats do not tell from the public one.
-  static constexpr double kHidden = 1e-300;
-
-  // Adds the tokens of this lane's part of the tile whose bits are set. A whole warp must call this
-  // together.
-  template <class Put>
-  __device__ void add_listed(std::uint64_t large, int begin, const float* deviations, double first,
-                             bool fresh, const Put& put) const {
-    const bool any = __ballot_sync(kAllLanes, large != 0) != 0;
-    const auto for_each = [&](const auto& visit) {
-      for (std::uint64_t bits = large; bits != 0; bits &= bits - 1) {
-        const int k = __ffsll(static_cast<long long>(bits)) - 1, at = begin + k;
-        const TileTokens& four = memory_.tokens[at / 4];
-        const float factor = four.factor.v[at % 4];
-        const float t = vfma(-deviations[k], factor, four.middle.v[at % 4]);
-        const double p = memory_.mixture[at];
-        if (p != 0.0) visit(neighbour_of(t * reach_), p, factor > 0.0f);
-      }
-    };
-    double both[2] = {0.0, 0.0};
-    for_each([&](const Neighbour& other, double p, bool) {
-      both[0] += p * other.x;
-      both[1] += p * other.x * other.x;
-    });
-    shared_sum(both);
-    put(0, first + both[0]);
-    if (!any && !fresh) return;
-    put(1, both[1]);
-    const float most_log = static_cast<float>(80.0 / all_.largest_order);
-#pragma unroll 1
-    for (int k = 0; k < 2 * call_.orders.count; ++k) {
-      const double order = call_.orders.value[k / 2], s = k % 2 == 0 ? order : 1.0 - order;
-      ListedSums found;
-      for_each([&](const Neighbour& other, double p, bool rough) {
-        const auto x = static_cast<float>(other.x);
-        const FloatLog<float> log = float_log(x, static_cast<float>(other.X));
-        const bool in_floats = order > kLeastFloatOrder && std::fabs(log.log) < most_log;
-        double term, size = std::fabs(static_cast<double>(log.log));
-        if (in_floats) {
-          term = p * power_excess(x, log, static_cast<float>(s));
-        } else {
-          const LogParts<double> exact = log_parts(other.x, other.X);
-          term = p * power(other.x, exact, s).excess, size = std::fabs(exact.log);
-        }
-        const double share = reach_ / std::fmax(std::fabs(other.x), reach_);
-        found.add({term, term * size, term * share, term * size * share}, s, in_floats, rough);
-      });
-      double sums[4] = {found.value, found.weight, found.rough, found.near};
-      shared_sum(sums);
-#pragma unroll
-      for (int m = 0; m < 4; ++m) put(2 + 4 * k + m, sums[m]);
-    }
-  }
-
-  // The sums over the lanes that share a model.
-  template <int kCount>
-  __device__ static void shared_sum(double (&values)[kCount]) {
-    __syncwarp();
-#pragma unroll
-    for (int m = 0; m < kCount; ++m) {
-      values[m] += __shfl_xor_sync(kAllLanes, values[m], kModelLanes);
-    }
-  }
-
-  __device__ void store(const ThreadSums& sums) const {
-    double totals[3] = {sums.mass, sums.balance, sums.common};
-    double most[2] = {sums.most_common, sums.growth};
-    block_reduce(totals, Add{});
-    block_reduce(most, Max{});
-    if (threadIdx.x != 0) return;
-    const double header[LossLayout::kHeader] = {
-        totals[0], totals[1], totals[2], most[0], most[1], static_cast<double>(facts_.degree)};
-    for (int k = 0; k < LossLayout::kHeader; ++k) out_[k] = header[k];
-  }
-
-  const LossCall& call_;
-  const Neighbours& all_;
-  std::int64_t position_;
-  int models_;
-  TileMemory memory_;
-  LossFacts facts_;
-  double reach_;
-  bool in_double_;
-  double* out_;
+  FloatModel* models_;  // of the group
+  ThreadSums sums_;
 };
 
 ADAPMIXED_CORE_END

@@ -1,4 +1,5 @@
-// One token of the leave-one-out sums, relative to the public distribution, for every back end.
+// One token of the leave-one-out sums, relative to the public distribution, and what is added to a
+// loss for the errors of single precision, so that it is never under-reported.
 //
 // With Y_i = p_bar_i / q and S = sum_i Y_i (absent slots count Y = 1), p = q S / N and
 // p' = p (1 + x_i), where
@@ -7,285 +8,343 @@
 // part vanishes in the sum. Templates over T as in common/elementary.h.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <type_traits>
 #include <utility>
 
-#include "common/projected.h"
+#include "common/excess_fit.h"
+#include "common/float_power.h"
+#include "mixture/formula.h"
 
 ADAPMIXED_CORE_BEGIN
 
 template <class T>
 using MaskOf = decltype(std::declval<T>() < std::declval<T>());
 
+// Tokens with a smaller q, or with less of q in the mixture, are computed in double. Those rarer
+// than e^kRarest count as that rare, which overstates losses.
+constexpr double kLeastFloatQ = 1e-27, kLeastRatio = 0.5, kRarest = -75.0;
+// Excesses of orders nearer to 1 are computed in double.
+constexpr double kLeastFloatOrder = 1.1;
+// log p/q above this is cut off. With less than kLeastTotal of p_bar / q in all, X leaves the range
+// of floats.
+constexpr double kMostLogRatio = 700.0, kLeastTotal = 1e-37;
+// What stands for sum p t^2 of a row that floats do not tell from the public one.
+constexpr double kHidden = 1e-300;
+
 // The neighbouring mixtures of one call, the same for all tokens.
 struct Neighbours {
+  std::int64_t models;
   double slots, absent;  // N, and how many of these answer q
-  bool alone;            // there is one slot, and nothing is left without it
   bool against_public;   // without the model q answers: for it, or because nothing is left
+  double divisor;        // N, or N - 1
   double largest_order;
+  bool in_double;  // everything is
+
+  // With few slots what models share is not small against their differences over N. An error e of
+  // x, at most 20 units / N, adds order e^2 / (2 r) to r times a loss; r is 1e-4, or 4e-4
+  // beyond 32.
+  ADAPMIXED_HD Neighbours(const Shape& shape, bool box, const LeaveOneOutOptions& options)
+      : models(shape.models),
+        slots(static_cast<double>(options.num_models)),
+        absent(slots - static_cast<double>(shape.models)),
+        against_public(options.zero_out || options.num_models == 1),
+        divisor(against_public ? slots : slots - 1.0),
+        largest_order(largest_of(options.orders, options.num_orders)),
+        in_double(box || slots < std::fmax(16.0, 1.0 + 1.34 * std::sqrt(largest_order))) {}
+
+  // With these moments few x are listed one by one: |x| is about weight / slots times |r - 1|.
+  ADAPMIXED_HD MomentChoice moments(double largest_weight) const {
+    return choose_moments(largest_order, (0.5 + 5.0 * largest_weight) / slots);
+  }
+
+  // sum q delta of a model. first: sum p x, which is -(sum q delta) / slots against the public
+  // distribution, else mean - sum q delta over slots - 1. mean: sum q mu.
+  ADAPMIXED_HD double balance(double first, double mean) const {
+    return against_public ? -slots * first : mean - divisor * first;
+  }
 };
 
-ADAPMIXED_HD double largest_of(const double* orders, std::int64_t count) {
-  double largest = 1.0;
-  for (std::int64_t k = 0; k < count; ++k) largest = std::fmax(largest, orders[k]);
-  return largest;
+// Whether p_bar_i is q, exactly, at the tokens from `begin` to `end`.
+ADAPMIXED_HD bool answers_public(const Ensemble& in, const Weights& weights, std::int64_t model,
+                                 std::int64_t position, std::int64_t begin, std::int64_t end) {
+  const std::int64_t at = model * in.shape.positions + position;
+  if (weights.upper == 0.0 && weights.weight[at] == 0.0) return true;
+  if (weights.active != nullptr && !weights.active[at]) return true;
+  if (in.private_lse[at] != in.public_lse[position]) return false;
+  const Row own = row_of(in.private_logits, model, position);
+  const Row other = row_of(in.public_logits, 0, position);
+  while (begin < end && begin < in.shape.vocab && own.at(begin) == other.at(begin)) ++begin;
+  return begin >= end || begin >= in.shape.vocab;
 }
 
-ADAPMIXED_HD Neighbours neighbours_of(const Shape& shape, const LeaveOneOutOptions& options) {
-  Neighbours all{};
-  all.slots = static_cast<double>(options.num_models);
-  all.absent = all.slots - static_cast<double>(shape.models);
-  all.alone = options.num_models == 1;
-  all.against_public = options.zero_out || all.alone;
-  all.largest_order = largest_of(options.orders, options.num_orders);
-  return all;
+// Whether no model answers a token that the public row masks.
+ADAPMIXED_HD bool masked_by_all(const Ensemble& in, const Weights& weights, std::int64_t position,
+                                std::int64_t token) {
+  for (std::int64_t i = 0; i < in.shape.models && weights.upper == 0.0; ++i) {
+    const std::int64_t at = i * in.shape.positions + position;
+    const double log_p = row_of(in.private_logits, i, position).at(token) - in.private_lse[at];
+    if (weights.weight[at] > 0.0 && !(log_p <= kMaskedLog)) return false;
+  }
+  return true;
 }
 
-// The numbers that all models share at one token.
+// What all models share at a token in single precision, in the notation below, from the sum of
+// delta and the largest delta or size of one. `fails`: it must be computed in double, because q is
+// tiny, the mixture far below q, or nearly all of one model.
+template <class T>
+struct FloatMixture {
+  T mean, p, middle, factor, shared, growth;  // shared: |middle F|
+  MaskOf<T> fails;
+};
+
+template <class T>
+ADAPMIXED_HD_INLINE FloatMixture<T> float_mixture(const Neighbours& all, T q, T total, T largest,
+                                                  double mean_weight) {
+  const T mean = total / T(all.slots), ratio = T(1.0) + mean;
+  const T inverse = T(1.0) / vmax(ratio, T(1e-30)), factor = inverse * T(1.0 / all.divisor);
+  const T middle = all.against_public ? T(0.0) : mean;
+  const MaskOf<T> fails =
+      (ratio < T(kLeastRatio)) | ((middle - largest) * factor < T(-0.45)) | (q < T(kLeastFloatQ));
+  const T growth = (mean + T(2.0 * mean_weight)) * inverse;
+  return {mean, q * ratio, middle, factor, vabs(middle) * factor, growth, fails};
+}
+
+// The same in double.
 template <class T>
 struct MixtureToken {
-  T p;                // the mixture
-  T total;            // N p / q
+  T p, total;         // total: N p / q
   Projected<T> mean;  // p / q - 1 and p / q
   T scale;            // x per unit of the difference between mean and model
+  MaskOf<T> lost;     // the mixture is 0 or near the end of the range of double; then p = 0
 };
 
-// `rare`: the mixture is 0 or near the end of the range of double. Then p = 0 here.
 template <class T>
 ADAPMIXED_HD_INLINE MixtureToken<T> mixture_token(const Neighbours& all, T q,
-                                                  const Projected<T>& mean, MaskOf<T>& rare) {
-  const T total = mean.ratio * T(all.slots);
-  rare = (q > T(0.0)) & ((mean.ratio < T(1e-280)) | (q * mean.ratio < T(1e-290)));
-  return {vselect(rare, T(0.0), q * mean.ratio), total, mean,
-          all.against_public ? T(-1.0) / total : T(1.0 / (all.slots - 1.0)) / mean.ratio};
+                                                  const Projected<T>& mean) {
+  const T total = mean.ratio * T(all.slots), p = q * mean.ratio;
+  const MaskOf<T> lost = (q > T(0.0)) & ((mean.ratio < T(1e-280)) | (p < T(1e-290)));
+  return {vselect(lost, T(0.0), p), total, mean,
+          all.against_public ? T(-1.0) / total : T(1.0 / all.divisor) / mean.ratio, lost};
 }
 
-// p' of one model at one token: x = p'/p - 1 and X = 1 + x.
+// p_bar / q of one model from its logit and the public one. Sets `answered` where p is not 0.
 template <class T>
-struct NeighbourToken {
-  T x, X;
-};
+ADAPMIXED_HD_INLINE Projected<T> answer_of(const Ensemble& in, const Weights& weights,
+                                           std::int64_t model, std::int64_t position, T z, T z0,
+                                           MaskOf<T>& answered) {
+  const std::int64_t at = model * in.shape.positions + position;
+  const double lse = in.private_lse[at];
+  const T weight(weights.weight[at]), rest(rest_of(weights, at));
+  const T log_ratio = z - z0 - T(lse - in.public_lse[position]);
+  const T t = vmin(T(kMostLogRatio), log_ratio);
+  answered = answered | (log_ratio > T(kMaskedLog));
+  if (!(weights.upper > 0.0)) {
+    const Ratio<T> r = ratio(t);
+    return {weight * r.d, vfma(weight, r.r, rest)};
+  }
+  if (weights.active != nullptr && !weights.active[at]) return {T(0.0), T(1.0)};
+  return clipped(vselect(z < T(least_clipped(lse)), T(-HUGE_VAL), t), weight, rest,
+                 T(weights.lower), T(weights.upper));
+}
 
-// `dominated`: one model makes up nearly all of the mixture and S - Y_i cancels. X must then be
-// computed from the others' sum by ratio_from_rest. Below that X has ten times the error of S.
-template <class T>
-ADAPMIXED_HD_INLINE NeighbourToken<T> neighbour_token(const Neighbours& all,
-                                                      const MixtureToken<T>& token,
-                                                      const Projected<T>& own,
-                                                      MaskOf<T>& dominated) {
+// A token in double. answer(i) is p_bar / q of model i, and sets `answered` where p is not 0.
+// `unbounded`: no loss can be bounded because of the token. Where no model answers, nothing is
+// lost, unless q does in one's place.
+ADAPMIXED_HD_CALLBACK
+template <class T, class Answer>
+ADAPMIXED_HD_INLINE MixtureToken<T> load_token(const Neighbours& all, T q, T log_q,
+                                               const Answer& answer, const MaskOf<T>& answered,
+                                               MaskOf<T>& unbounded) {
+  Projected<T> total{T(0.0), T(all.absent)};
+  for (std::int64_t i = 0; i < all.models; ++i) {
+    const Projected<T> own = answer(i);
+    total = {total.excess + own.excess, total.ratio + own.ratio};
+  }
+  const MixtureToken<T> token =
+      mixture_token<T>(all, q, {total.excess / T(all.slots), total.ratio / T(all.slots)});
+  const MaskOf<T> far = (T(kLeastTotal) > token.total) & (q > T(0.0));
+  const MaskOf<T> overstated = (log_q < T(kRarest)) & (token.p > T(1e-20));
+  unbounded = (all.against_public ? token.lost | far : token.lost & answered) | overstated;
+  return token;
+}
+
+// x of model i as it is kept in a float: -1/X below -1/2, where 1 + x would cancel; x >= -1.
+ADAPMIXED_HD_CALLBACK
+template <class T, class Answer>
+ADAPMIXED_HD_INLINE T kept_neighbour(const Neighbours& all, const MixtureToken<T>& token,
+                                     std::int64_t model, const Answer& answer) {
+  const Projected<T> own = answer(model);
   T x = own.excess;
   if (!all.against_public) {
-    // If p is near q, differences of p_bar / q - 1 are exact; if p << q, differences of p_bar / q
-    // are.
+    // Differences of p_bar / q - 1 are exact if p is near q, those of p_bar / q if p << q.
     x = vselect(token.mean.ratio >= T(0.5), token.mean.excess - own.excess,
                 token.mean.ratio - own.ratio);
   }
   x = x * token.scale;
-  dominated = own.ratio > (all.alone ? T(HUGE_VAL) : T(0.9) * token.total);
-  return {x, all.alone ? T(1.0) / token.total : x + T(1.0)};
+  const auto counted = token.p > T(0.0), low = T(-0.5) > x;
+  T X = x + T(1.0);
+  // If one model makes up nearly all of the mixture, S - Y_i cancels. Below that X has ten times
+  // the error of S.
+  const auto dominated = counted & low & (own.ratio > T(0.9) * token.total);
+  if (any(dominated)) {
+    T rest(all.absent);
+    for (std::int64_t j = 0; j < all.models; ++j) {
+      if (j != model) rest = rest + answer(j).ratio;
+    }
+    const T others = all.against_public ? rest + T(1.0) : rest * T(all.slots / all.divisor);
+    X = vselect(dominated, others / token.total, X);
+  }
+  return vselect(counted, vselect(low, T(-1.0) / X, x), T(0.0));
 }
 
-// X from the sum of the other models' p_bar / q, including absent slots.
-template <class T>
-ADAPMIXED_HD_INLINE T ratio_from_rest(const Neighbours& all, T rest, T total) {
-  return all.against_public ? (rest + T(1.0)) / total
-                            : rest * T(all.slots / (all.slots - 1.0)) / total;
-}
+struct Neighbour {
+  double x, X;
 
-// A larger |sum of p_bar_i - q|, or |sum of q - 1|, shows that the projection belongs to other
-// rows.
-constexpr double kMostBalance = 1e-5;
+  ADAPMIXED_HD explicit Neighbour(double kept) : x(kept), X(1.0 + kept) {
+    if (kept < -1.25) X = -1.0 / kept, x = X - 1.0;
+  }
+};
 
-// D<->_alpha = log1p(max(A, B)) / (alpha - 1). NaN gives +inf, because the loss may not be small.
-ADAPMIXED_HD double divergence_from_excess(double forward, double reverse, double order) {
-  if (std::isnan(forward) || std::isnan(reverse)) return HUGE_VAL;
-  const double excess = std::fmax(std::fmax(forward, reverse), 0.0);
-  return std::log1p(excess) / (order - 1.0);
-}
-
-// The excess (1+x)^s - 1 - s x as a polynomial, so that one set of moments sum p x^k serves all
-// orders.
+// The bound. Notation: delta_j = p_bar_j / q - 1, mu its mean over the slots, F = 1 / (divisor (1 +
+// mu)), middle = mu, or 0 against the public distribution, x = (middle - delta) F, c(x) the excess
+// (1+x)^s - 1 - s x. Norms are sqrt(sum p y^2). Errors are in units (kFloatUnit).
 //
-// On |x| <= reach, with x = reach t, the excess is x^2 times a smooth function, which is replaced
-// with its interpolant in t at Chebyshev points. The callers handle larger |x| and the
-// interpolation error.
+// Errors of x. delta is off by kRatioUnits, two roundings, and kRatioAbsolute (|delta| + weight);
+// it differs from middle by x / F. mu has three additions in floats more, of terms whose sizes add
+// up to N mean|delta|. middle, the difference, F and the product are rounded; or F, its product
+// with middle and, once, middle F - delta F. So x is off by
+//   own: kOwn units of x;
+//   shared, as a norm: 9.6 units of middle F and kMean units of mean|delta| F, which is at most the
+//   mean of the norms of x_j plus that of mu F; plus the absolute errors;
+//   growth: what 1 + mu is off by, in F and p: kMean units of mean|delta| / (1 + mu), which is at
+//   most (mu + 2 mean weight) / (1 + mu).
+// Of tokens that are computed in double, p_bar / q is off by what the log-sum-exps leave and by the
+// rounding of its sum over the slots; p_bar / q F is at most 1 / divisor + |x|, or 1 against q.
+//
+// A sum of p c(x) therefore moves by at most own times sum p x c'(x), shared times the norm of c',
+// growth times sum p (x c'(x) - c(x)), and half the largest c'' times the squared norm of x's
+// error. A listed term moves by at most (3 + 1.5 |s log X|) c times the relative error of x, or of
+// X if X < 1/2 (found by trying), by that of p, and by the error of power_excess. The shared part
+// of x's error is relative to |x|. In double p, x and X are off by 4 units at most.
+constexpr double kOwn = kRatioUnits + 5.0, kMean = kRatioUnits + 5.0;
+// The most additions in floats through which a term of a moment goes.
+constexpr int kMomentAdditions = 20;
+// A bound on the norm of the x that are so small that a term of a moment is 0 in floats.
+constexpr double kLostNorm = 2e-16;
 
-constexpr int kMaxMoments = 16;
+// Sums over the tokens of a position in single precision, but for `balance`, which is over all.
+struct TokenSums {
+  double balance = 0.0;      // sum q mu
+  double common = 0.0;       // the squared norm of middle F
+  double most_common = 0.0;  // the largest |middle F|
+  double growth = 0.0;       // the largest (mu + 2 mean weight) / (1 + mu); inf: nothing is bounded
+};
 
-// The excess divided by x^2; s (s - 1) / 2 at x = 0.
-ADAPMIXED_HD double excess_over_square(double x, double s) {
-  if (std::fabs(x) < 1e-9) return 0.5 * s * (s - 1.0);
-  return power(x, log_parts(x, 1.0 + x), s).excess / (x * x);
-}
+// Sums over listed tokens: of p c with the error of the power; of w = p c (3 + 1.5 |s log X|); of w
+// over tokens in single precision, and of w reach / |x| over these.
+struct ListedSums {
+  double value = 0.0, weight = 0.0, rough = 0.0, near = 0.0;
 
-// The square of the excess's derivative, s ((1+x)^{s-1} - 1), divided by x^2.
-ADAPMIXED_HD double squared_slope_over_square(double x, double s) {
-  if (std::fabs(x) < 1e-9) return s * (s - 1.0) * s * (s - 1.0);
-  const double slope = s * std::expm1((s - 1.0) * std::log1p(x)) / x;
-  return slope * slope;
-}
-
-// x^2 times an interpolant, as a polynomial in t.
-struct SquareTimes {
-  double coefficients[kMaxMoments];  // of t^{2+k}
-  double error;                      // a bound on the error, divided by t^2
-
-  // The sum over k of coefficients[k] moments[k], with moments[k] = sum p t^{2+k}. `slope`: the
-  // same for x times the derivative.
-  template <class Moments>
-  ADAPMIXED_HD double sum(const Moments& moments, int degree, double& slope) const {
-    double total = 0.0;
-    slope = 0.0;
-    for (int k = degree - 1; k >= 0; --k) {
-      total += coefficients[k] * moments[k];
-      slope += (2.0 + k) * coefficients[k] * moments[k];
+  // Adds sums of p c, p c |log X|, and the same times reach / |x|. in_floats: of power_excess.
+  ADAPMIXED_HD void add(const double (&sums)[4], double s, bool in_floats, bool rough_tokens) {
+    const double weighed = 3.0 * sums[0] + 1.5 * std::fabs(s) * sums[1];
+    value += sums[0];
+    if (in_floats) {
+      const double from_one = std::fmin(std::fabs(s), std::fabs(s - 1.0));
+      value += kFloatUnit * ((130.0 + 40.0 / from_one) * sums[0] + 4.0 * std::fabs(s) * sums[1]);
     }
-    return total;
-  }
-
-  // The error of sum() if sum p |t|^{2+k} has the relative error first + step k.
-  template <class Moments>
-  ADAPMIXED_HD double rounding(const Moments& moments, int degree, double first,
-                               double step) const {
-    double total = 0.0;
-    for (int k = 0; k < degree; ++k) {
-      // An odd moment is replaced by a bound from its even neighbours.
-      const double size = k % 2 == 0       ? moments[k]
-                          : k + 1 < degree ? std::sqrt(moments[k - 1] * moments[k + 1])
-                                           : moments[k - 1];
-      total += (first + step * k) * std::fabs(coefficients[k]) * size;
-    }
-    return total;
+    weight += weighed;
+    rough += rough_tokens ? weighed : 0.0;
+    near += rough_tokens ? 3.0 * sums[2] + 1.5 * std::fabs(s) * sums[3] : 0.0;
   }
 };
 
-// Chebyshev point j of `degree`, in t.
-ADAPMIXED_HD double chebyshev_point(int j, int degree) {
-  return std::cos(3.14159265358979324 * (j + 0.5) / degree);
-}
+// The sums of one model over a chunk, later over a position: sum p x, sum p x^2 of listed tokens,
+// ListedSums of both directions for each order, and moments sum p t^{2+k}, x = reach t.
+struct ModelSums {
+  double* data;
+  std::int64_t stride, orders;  // stride: from one number to the next
 
-// Newton's interpolation of the values at the points, expanded in powers of t. Overwrites the
-// values.
-ADAPMIXED_HD void interpolate(const double* points, double* values, int degree,
-                              double* coefficients) {
-  for (int j = 0; j < degree; ++j) coefficients[j] = 0.0;
-  for (int order = 1; order < degree; ++order) {
-    for (int j = degree - 1; j >= order; --j) {
-      values[j] = (values[j] - values[j - 1]) / (points[j] - points[j - order]);
-    }
+  ADAPMIXED_HD static std::int64_t columns(int degree, std::int64_t orders) {
+    return 2 + 8 * orders + degree;
   }
-  for (int j = degree - 1; j >= 0; --j) {
-    // coefficients = coefficients (t - points[j]) + values[j]
-    for (int k = degree - 1; k > 0; --k) {
-      coefficients[k] = coefficients[k - 1] - points[j] * coefficients[k];
-    }
-    coefficients[0] = values[j] - points[j] * coefficients[0];
+  ADAPMIXED_HD double& operator[](std::int64_t at) const { return data[at * stride]; }
+  ADAPMIXED_HD ModelSums from(std::int64_t at) const { return {&(*this)[at], stride, orders}; }
+  ADAPMIXED_HD ModelSums listed(std::int64_t k, bool reverse) const {
+    return from(2 + 8 * k + 4 * reverse);
   }
-}
-
-// Probes between the points, finer than the interpolant oscillates, at which its error is measured.
-ADAPMIXED_HD int probe_count(int degree) { return 4 * degree + 1; }
-ADAPMIXED_HD double probe(int j, int degree) { return -1.0 + 2.0 * j / (4.0 * degree); }
-ADAPMIXED_HD double interpolated(const double* coefficients, int degree, double t) {
-  double value = 0.0;
-  for (int k = degree - 1; k >= 0; --k) value = value * t + coefficients[k];
-  return value;
-}
-
-// The interpolant of f on |x| <= reach, times x^2.
-template <class Function>
-ADAPMIXED_HD SquareTimes fit_square_times(const Function& f, double reach, int degree) {
-  double points[kMaxMoments] = {}, values[kMaxMoments] = {};
-  for (int j = 0; j < degree; ++j) {
-    points[j] = chebyshev_point(j, degree);
-    values[j] = f(reach * points[j]);
+  ADAPMIXED_HD ModelSums moments() const { return from(columns(0, orders)); }
+  ADAPMIXED_HD double second(double reach) const {  // sum p x^2
+    return reach * reach * moments()[0] + (*this)[1];
   }
-  SquareTimes fit{};
-  interpolate(points, values, degree, fit.coefficients);
-  for (int j = 0; j < probe_count(degree); ++j) {
-    const double t = probe(j, degree);
-    const double error = std::fabs(interpolated(fit.coefficients, degree, t) - f(reach * t));
-    fit.error = std::fmax(fit.error, error);
-  }
-  fit.error *= 1.3 * reach * reach;
-  for (int k = 0; k < degree; ++k) fit.coefficients[k] *= reach * reach;
-  return fit;
-}
-
-// One direction of one order: its excess, and the square of the excess's derivative with respect to
-// x, of which only the bound makes use.
-struct ExcessFit {
-  SquareTimes excess, squared_slope;
 };
 
-ADAPMIXED_HD ExcessFit fit_excess(double s, double reach, int degree) {
-  return {
-      fit_square_times([s](double x) { return excess_over_square(x, s); }, reach, degree),
-      fit_square_times([s](double x) { return squared_slope_over_square(x, s); }, reach, degree)};
-}
-
-// The largest |x| for which an interpolant of this degree serves: its error is below 1e-7 of the
-// function's value at 0 for all orders up to the largest. `extent` is in units of order * |x|.
-ADAPMIXED_HD double moment_reach(double largest_order, int degree) {
-  const double extent = degree <= 4 ? 0.12 : degree <= 6 ? 0.6 : degree <= 10 ? 2.35 : 4.7;
-  return std::fmin(extent / (largest_order + 5.0), 0.08 * extent);
-}
-
-// The degrees of interpolants.
-constexpr int kDegrees = 4;
-ADAPMIXED_HD int degree_at(int index) {
-  return index == 0 ? 4 : index == 1 ? 6 : index == 2 ? 10 : kMaxMoments;
-}
-
-// The interpolants of one call, which depend on the orders alone; of both directions.
-template <int kOrders>
-struct LossFits {
-  ExcessFit of[kOrders][kDegrees][2];
-};
-
-// Returns the interpolants of these orders, which are kept until this thread asks for others.
-inline const LossFits<kMaxOrders>& fits_of(const double* orders, std::int64_t count) {
-  thread_local LossFits<kMaxOrders> fits;
-  thread_local double known[kMaxOrders];
-  thread_local std::int64_t size = 0;
-  const bool same = size == count && std::equal(orders, orders + count, known);
-  if (same || count == 0) return fits;
-  const double largest = largest_of(orders, count);
-  for (std::int64_t k = 0; k < count; ++k) {
-    known[k] = orders[k];
-    for (int index = 0; index < kDegrees; ++index) {
-      const int degree = degree_at(index);
-      const double reach = moment_reach(largest, degree);
-      fits.of[k][index][0] = fit_excess(orders[k], reach, degree);
-      fits.of[k][index][1] = fit_excess(1.0 - orders[k], reach, degree);
+// What the losses of one position share.
+class LossBound {
+ public:
+  // mean_norm: the mean over the models of the norm of x. ratio_error: the largest relative error
+  // of p/q from the log-sum-exps.
+  ADAPMIXED_HD LossBound(const Neighbours& all, const MomentChoice& moments,
+                         const TokenSums& tokens, double mean_norm, double largest_weight,
+                         double ratio_error)
+      : all_(all), moments_(moments), mean_norm_(mean_norm) {
+    const double u = kFloatUnit, rounded = kRatioAbsolute + ratio_error;
+    const double common = std::sqrt(tokens.common);
+    // weight F is at most this / kLeastRatio, and its norm this / sqrt(kLeastRatio).
+    const double weight = tokens.growth > 0.0 ? largest_weight / all.divisor : 0.0;
+    growth_ = (kMean * u + 2.0 * rounded) * tokens.growth;
+    own_ = kOwn * u + rounded;
+    shared_ = 9.6 * u * common + 2.0 * rounded * (common + weight / std::sqrt(kLeastRatio));
+    double most =
+        9.6 * u * tokens.most_common + 2.0 * rounded * (tokens.most_common + weight / kLeastRatio);
+    if (!all.against_public) {
+      shared_ += (kMean * u + rounded) * (mean_norm + common);
+      most += (kMean * u + rounded) * tokens.growth / all.divisor;
     }
+    const double in_double =
+        (ratio_error + all.slots * 0x1p-53) * (all.against_public ? 1.0 : 2.0 / all.divisor);
+    shared_ += in_double;
+    listed_ = 4.0 * u + ratio_error + in_double / moments.reach;
+    rough_ = own_ + 1.4 * growth_;
+    near_ = most / moments.reach;
   }
-  size = count;
-  return fits;
-}
 
-// Calls f with a degree that is known at compile time.
-ADAPMIXED_HD_CALLBACK
-template <class F>
-ADAPMIXED_HD void with_degree(int degree, const F& f) {
-  if (degree == 4) return f(std::integral_constant<int, 4>{});
-  if (degree == 6) return f(std::integral_constant<int, 6>{});
-  if (degree == 10) return f(std::integral_constant<int, 10>{});
-  f(std::integral_constant<int, kMaxMoments>{});
-}
-
-// The index of a degree such that few x lie beyond its reach, because those are listed one by one.
-// |x| is about weight / slots times |r - 1|.
-ADAPMIXED_HD int loss_degree(const Neighbours& all, double largest_weight) {
-  const double wanted = (0.5 + 5.0 * largest_weight) / all.slots;
-  int index = 0;
-  while (index + 1 < kDegrees && moment_reach(all.largest_order, degree_at(index)) < wanted) {
-    ++index;
+  // log1p(max(A, B)) / (alpha - 1) of order number k. NaN gives +inf: the loss may not be small.
+  ADAPMIXED_HD double loss(const ExcessFit (&fits)[2], const ModelSums& sums, std::int64_t k,
+                           double order) const {
+    const double norm = all_.against_public ? sums.second(moments_.reach) : mean_norm_;
+    if (norm == 0.0) return 0.0;
+    const double forward = excess(fits[0], sums.moments(), sums.listed(k, false), order);
+    const double reverse = excess(fits[1], sums.moments(), sums.listed(k, true), order);
+    if (std::isnan(forward) || std::isnan(reverse)) return HUGE_VAL;
+    return std::log1p(std::fmax(std::fmax(forward, reverse), 0.0)) / (order - 1.0);
   }
-  return index;
-}
+
+ private:
+  // An upper bound on the sum of excesses of one direction, s = order or 1 - order.
+  ADAPMIXED_HD double excess(const ExcessFit& fit, const ModelSums& moments,
+                             const ModelSums& listed, double order) const {
+    const double u = kFloatUnit, reach = moments_.reach;
+    const int degree = moments_.degree;
+    double slope, unused;
+    const double bulk = fit.excess.sum(moments, degree, slope);
+    const double squared_slope =
+        fit.squared_slope.sum(moments, degree, unused) + fit.squared_slope.error * moments[0];
+    const double moved = own_ * (reach * std::sqrt(moments[0])) + shared_ + kLostNorm;
+    // |c''| = order (order - 1) (1 + x)^s', s' = order - 2 or -order - 1.
+    const double curvature = order * (order - 1.0) * std::exp(-(order + 1.0) * std::log1p(-reach));
+    const double error = own_ * std::fabs(slope) +
+                         shared_ * std::sqrt(std::fmax(squared_slope, 0.0)) +
+                         growth_ * std::fabs(slope - bulk) +
+                         fit.excess.rounding(moments, degree, (6.0 + kMomentAdditions) * u, u) +
+                         fit.excess.error * moments[0] + 0.5 * curvature * moved * moved;
+    return bulk + error + listed[0] + listed[1] * listed_ + listed[2] * rough_ + listed[3] * near_;
+  }
+
+  const Neighbours& all_;
+  MomentChoice moments_;
+  double mean_norm_, own_, shared_, growth_, listed_, rough_, near_;
+};
 
 ADAPMIXED_CORE_END

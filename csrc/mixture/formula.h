@@ -9,29 +9,6 @@
 
 ADAPMIXED_CORE_BEGIN
 
-// p_bar / q of one model from t = log p/q, for both ways of projecting.
-template <class T>
-class Member {
- public:
-  ADAPMIXED_HD Member(const Weights& weights, std::int64_t at)
-      : first_(weights.weight[at]),
-        second_(rest_of(weights, at)),
-        lower_(weights.lower),
-        upper_(weights.upper),
-        box_(weights.upper > 0.0),
-        answers_public_(box_ && weights.active != nullptr && !weights.active[at]) {}
-
-  ADAPMIXED_HD_INLINE Projected<T> operator()(T t) const {
-    if (!box_) return projected(t, first_, second_);
-    if (answers_public_) return {T(0.0), T(1.0)};
-    return clipped(t, first_, second_, lower_, upper_);
-  }
-
- private:
-  T first_, second_, lower_, upper_;
-  bool box_, answers_public_;
-};
-
 // log p_bar_i(v) from the logits, however rare the token is.
 ADAPMIXED_HD double log_projected(const Ensemble& in, const Weights& weights, std::int64_t model,
                                   std::int64_t position, std::int64_t v) {

@@ -127,13 +127,14 @@ def check_locks(path: str | os.PathLike[str]) -> None:
 
 
 @contextmanager
-def sole_writer(path: str | os.PathLike[str]) -> Iterator[None]:
+def sole_writer(path: str | os.PathLike[str], *, wait: bool = False) -> Iterator[None]:
     """Hold a lock that only one process can have.
 
     The lock is a file next to the file, which is removed at the end.
 
     Args:
         path: path of the file, or a link to it. All symbolic links to it have the same lock.
+        wait: wait until no other process holds the lock, in place of raising.
 
     Raises:
         BlockingIOError: another process holds the lock.
@@ -142,11 +143,11 @@ def sole_writer(path: str | os.PathLike[str]) -> Iterator[None]:
     """
     place = _place(path)
     check_locks(place)
-    lock = place.with_name(f".{place.name}.lock")
+    lock, process = place.with_name(f".{place.name}.lock"), os.getpid()
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             if _is_at(descriptor, lock):  # its last holder has not just removed it
                 break
         except BaseException as error:
@@ -158,7 +159,9 @@ def sole_writer(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        lock.unlink(missing_ok=True)
+        with suppress(OSError):  # a file that stays locks nothing
+            if os.getpid() == process:  # a forked child must not, as its parent holds the lock
+                lock.unlink()
         os.close(descriptor)
 
 

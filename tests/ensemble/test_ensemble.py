@@ -1,26 +1,19 @@
-"""Forward passes of an ensemble: shapes, chunks, decoding, padding, limits."""
+"""An ensemble's model, memory, limits and threads, and its decoder."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ensemble_cases import Make
-from tiny_models import POSITIONS, VOCAB
+from ensemble_cases import TOKENS, Make, Sequences
+from families import tiny
+from tiny_models import POSITIONS, VOCAB, adapted_layers, write_adapter
 
 from adapmixed.ensemble import Ensemble
-
-
-def test_shapes_and_attributes(base: Any, make_adapters: Make, ids: torch.Tensor) -> None:
-    ensemble = Ensemble.from_pretrained(base, make_adapters(3))
-    private, public = ensemble.logits(ids)
-    assert tuple(private.shape) == (3, 2, 9, VOCAB)
-    assert tuple(public.shape) == (2, 9, VOCAB)
-    assert (ensemble.num_models, ensemble.vocab_size) == (3, VOCAB)
-    assert (ensemble.max_positions, ensemble.tokenizer) == (POSITIONS, None)
-    assert ensemble.device == torch.device("cpu")
-    assert private.stride(-1) == 1 and not private.requires_grad and not private.is_inference()
+from adapmixed.ensemble.decoder import Decoder, PreallocatedLayer
 
 
 def test_given_model_is_left_alone_and_dropout_is_off(
@@ -41,15 +34,11 @@ def test_memory_bounds_the_logits_and_what_is_needed_is_named(
     base: Any, make_adapters: Make, ids: torch.Tensor
 ) -> None:
     ensemble = Ensemble.from_pretrained(base, make_adapters(3))
-    for read in (ensemble.iter_logits, ensemble.decoder):
-        with pytest.raises(ValueError, match="memory_bytes must be >= ") as short:
-            read(ids, memory_bytes=1)
-        needed = int(str(short.value).split(">= ")[1].split()[0])
-        assert needed >= 4 * 2 * VOCAB * 4
-        with pytest.raises(ValueError, match=f"memory_bytes must be >= {needed} "):
-            read(ids, memory_bytes=needed - 1)
-        read(ids, memory_bytes=needed)
-    ensemble.decoder(ids[:1], memory_bytes=needed - 1)
+    with pytest.raises(ValueError, match="memory_bytes must be >= ") as short:
+        ensemble.iter_logits(ids, memory_bytes=1)
+    needed = int(str(short.value).split(">= ")[1].split()[0])
+    with pytest.raises(ValueError, match=f"memory_bytes must be >= {needed} "):
+        ensemble.iter_logits(ids, memory_bytes=needed - 1)
     for limit in (needed, 2 * needed, 4 * needed):
         stop = 0
         for part, private, public, _ in ensemble.iter_logits(ids, memory_bytes=limit):
@@ -92,3 +81,127 @@ def test_input_limits(base: Any, make_adapters: Make, ids: torch.Tensor) -> None
     mask[0, -1] = 0
     with pytest.raises(ValueError, match="pad on the left"):
         ensemble.decoder(ids, attention_mask=mask)
+
+
+def test_logits_that_somebody_keeps_stay_as_they_are(tmp_path: Path) -> None:
+    """The memory is used again unless a view or an array over it is held."""
+    base = tiny("gpt2")
+    folder = write_adapter(base, tmp_path / "a", seed=0, target_modules=["lm_head"])
+    ensemble = Ensemble.from_pretrained(base, [folder])
+    decoder = ensemble.decoder(torch.tensor([[1, 2, 3]]), new_tokens=4)
+    place = decoder.logits[0].data_ptr()
+    decoder.append(torch.tensor([4]))
+    assert decoder.logits[0].data_ptr() == place
+    kept, copied = decoder.logits[0][0].numpy(), decoder.logits[0][0].clone()
+    decoder.append(torch.tensor([5]))
+    assert decoder.logits[0].data_ptr() != place
+    assert (kept == copied.numpy()).all() and not torch.equal(decoder.logits[0][0], copied)
+
+
+def test_threads_share_an_ensemble(tmp_path: Path) -> None:
+    base, names = tiny("llama"), ["lm_head", "1.mlp.up_proj"]
+    folders = [
+        write_adapter(base, tmp_path / str(i), seed=i, target_modules=one)
+        for i, one in enumerate((names[:1], names[1:], names))
+    ]
+    ensemble = Ensemble.from_pretrained(base, folders, adapted=adapted_layers(folders))
+    generator = torch.Generator().manual_seed(3)
+    inputs = [torch.randint(1, VOCAB, (size, 4 + size), generator=generator) for size in (1, 2, 3)]
+    expected = [ensemble.logits(ids)[0] for ids in inputs]
+
+    def asks(number: int) -> bool:
+        found = [ensemble.logits(inputs[number])[0] for _ in range(40)]
+        return all(torch.equal(one, expected[number]) for one in found)
+
+    with ThreadPoolExecutor(3) as threads:
+        assert all(threads.map(asks, range(3)))
+
+
+# The decoder's cache: as large as it is counted, and prompts that are read in parts.
+
+
+def test_a_layer_without_room_grows_by_a_quarter() -> None:
+    """The cache is copied now and then, not with every token."""
+    layer, places = PreallocatedLayer(0), set()
+    for step in range(101):
+        layer.update(*torch.full((2, 3, 2, 1 if step else 4, 4), float(step)))
+        assert layer.keys is not None
+        places.add(layer.keys.data_ptr())
+    assert layer.keys[0, 0, :, 0].tolist() == [0.0] * 3 + [float(step) for step in range(101)]
+    assert len(places) <= 16 and layer.keys.untyped_storage().nbytes() <= 1.25 * 104 * 3 * 2 * 4 * 4
+
+
+def parts(decoder: Decoder) -> list[torch.Tensor]:
+    return [one for layer in decoder._cache.layers for one in (layer.keys, layer.values)]
+
+
+def rooms(decoder: Decoder) -> set[int]:
+    """Return the positions that the tensors have room for."""
+    return {
+        one.untyped_storage().nbytes() // one[..., :1, :].numel() // one.element_size()
+        for one in parts(decoder)
+    }
+
+
+def test_a_decoder_has_room_for_all_that_was_counted_and_no_more(
+    base: Any, make_adapters: Make
+) -> None:
+    """Chunks, decoding, an end and a restart stay within the counted bytes."""
+    ensemble = Ensemble.from_pretrained(base, make_adapters(2))
+    counted = ensemble.cache_bytes(3, 7 + 5)  # the largest of two layers counts twice
+    with pytest.raises(ValueError, match="memory_bytes must be >= ") as caught:
+        ensemble.decoder(TOKENS[:3, :7], memory_bytes=1, new_tokens=5)
+    needed = int(str(caught.value).split(">= ")[1].split()[0])
+    held = Sequences(ensemble, dict.fromkeys(range(3), 7), memory_bytes=needed, new_tokens=5)
+
+    def check(rows: int) -> None:
+        total = sum(one.untyped_storage().nbytes() for one in parts(held.decoder))
+        assert total * 9 == counted * 2 * rows
+
+    assert rooms(held.decoder) == {12}
+    check(3)
+    place = parts(held.decoder)[0].data_ptr()
+    for _ in range(3):
+        held.append()
+    assert parts(held.decoder)[0].data_ptr() == place
+    held.drop(1)
+    for _ in range(2):
+        held.append()
+    assert rooms(held.decoder) == {12}
+    check(2)
+
+
+def test_room_is_reserved_for_those_who_are_left(base: Any, make_adapters: Make) -> None:
+    ensemble = Ensemble.from_pretrained(base, make_adapters(2))
+    held = Sequences(ensemble, {0: 4}, new_tokens=20)
+    held.append()
+    held.join({1: 6, 2: 2}, new=3)
+    assert held.decoder.window == 24
+    held.append()
+    held.drop(0)
+    assert held.decoder.window == 9
+    held.append()
+    assert rooms(held.decoder) == {9}
+    held.drop(1)
+    assert held.decoder.window == 5
+
+
+@pytest.mark.parametrize("leaves_at", [0, 2, 5, None])
+def test_a_prompt_is_read_in_parts(base: Any, make_adapters: Make, leaves_at: int | None) -> None:
+    """A sequence that leaves before all is read begins the reading of the others anew."""
+    ensemble = Ensemble.from_pretrained(base, make_adapters(2))
+    held = Sequences(ensemble, {0: 9, 1: 4, 2: 6}, new_tokens=3, unread=True)
+    decoder, other = held.decoder, ensemble.decoder(TOKENS[:1, :2])
+    if leaves_at is not None:
+        decoder.read(leaves_at)
+        held.drop(0)
+        assert (decoder.length, decoder.unread, decoder.window) == (6, 6, 9)
+    for left in (9, 5, 1) if leaves_at is None else (6, 2):
+        assert decoder.unread == left
+        for call in (held.append, lambda: decoder.join(other), lambda: other.join(decoder)):
+            with pytest.raises(ValueError, match=rf"read\(\) must be called first: {left} posit"):
+                call()
+        decoder.read(4)
+    held.check(1e-5)
+    held.append()
+    held.check(1e-5)

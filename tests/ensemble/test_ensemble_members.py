@@ -1,21 +1,41 @@
-"""Reading members: peft folders, what they must hold, and the fingerprint of an ensemble."""
+"""Reading members: peft folders, `ensemble.json`, and the fingerprint of an ensemble."""
 
 from __future__ import annotations
 
 import copy
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from ensemble_cases import Make, rewrite
+from families import tiny
 from safetensors.torch import load_file
-from tiny_models import TARGETS, VOCAB, adapted_layers, peft_logits, write_adapter
+from tiny_models import (
+    ADAPTED,
+    TARGETS,
+    VOCAB,
+    adapted_layers,
+    around,
+    peft_logits,
+    tokenizer,
+    write_adapter,
+)
 
-from adapmixed.ensemble import Ensemble, Manifest, adapter_layers, members, write_manifest
+from adapmixed import Accountant, PrivateGenerator
+from adapmixed.commands.doctor import sharing
+from adapmixed.ensemble import Ensemble, Manifest, members, read_manifest, write_manifest
+from adapmixed.ensemble.lora import Adapter
 from adapmixed.ensemble.members import fingerprint, member_digests, read_adapters
+from adapmixed.mechanisms import ClippedLogPool
+from adapmixed.training import token_stream
+from adapmixed.training.base import base_facts
+
+KNOWN = VOCAB - 7
+BEYOND = f"got {VOCAB} with vocab_size = {VOCAB}"
 
 
 def edit(folder: Path, **settings: Any) -> Path:
@@ -29,6 +49,9 @@ def logits(base: Any, folder: Path, ids: torch.Tensor) -> torch.Tensor:
     return Ensemble.from_pretrained(base, [folder]).logits(ids)[0]
 
 
+RECORD = {
+    "documents": 1, "sha256": "b" * 64, "identifiers": ["a" * 32], "identifier_key": "c" * 32,
+}  # fmt: skip
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -86,24 +109,6 @@ def test_resized_embeddings_are_refused_with_their_sizes(
             Ensemble.from_pretrained(base, [one])
 
 
-def test_pickled_weights_are_refused_with_the_lines_that_convert_them(
-    base: Any, make_adapters: Make, ids: torch.Tensor
-) -> None:
-    (folder,) = make_adapters(1)
-    expected, file = logits(base, folder, ids), folder / "adapter_model.safetensors"
-    strided = {key: value.T.clone().T for key, value in load_file(file).items()}
-    torch.save(strided, folder / "adapter_model.bin")
-    file.unlink()
-    reason = r"must be a peft folder with adapter_model.safetensors.* got adapter_model.bin.*:\n"
-    for read in (adapter_layers, lambda folder: read_adapters(base, [folder])):
-        with pytest.raises(ValueError, match=reason) as caught:
-            read(folder)
-    _, *lines = str(caught.value).splitlines()
-    assert len(lines) == 2
-    exec("\n".join(lines), {})
-    assert torch.equal(logits(base, folder, ids), expected)
-
-
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -136,37 +141,27 @@ def test_a_member_of_all_linear_layers_may_adapt_some(base: Any, make_adapters: 
 
 
 def test_refused_weights(base: Any, make_adapters: Make) -> None:
-    def missing_layer(weights: dict[str, torch.Tensor]) -> None:
-        name = sorted(weights)[0].replace("lora_A", "lora_*").replace("lora_B", "lora_*")
-        del weights[name.replace("*", "A")], weights[name.replace("*", "B")]
+    def some(weights: dict[str, torch.Tensor], part: str) -> list[str]:
+        return sorted(name for name in weights if part in name)
 
-    def missing_half(weights: dict[str, torch.Tensor]) -> None:
-        del weights[next(name for name in weights if "lora_B" in name)]
-
-    def foreign_module(weights: dict[str, torch.Tensor]) -> None:
-        for name in list(weights):
-            weights[name.replace(".0.", ".9.")] = weights.pop(name)
-
-    def not_finite(weights: dict[str, torch.Tensor]) -> None:
-        next(value for name, value in weights.items() if "lora_B" in name)[0, 0] = float("nan")
-
-    def embedding(weights: dict[str, torch.Tensor]) -> None:
-        weights["base_model.model.transformer.wte.lora_embedding_A"] = torch.zeros(3, 61)
-
-    def wider(weights: dict[str, torch.Tensor]) -> None:
-        for name, value in weights.items():
-            weights[name] = value.repeat(1, 2) if "lora_A" in name else value
-
-    cases = [
-        (missing_layer, "must agree"),
-        (missing_half, r"got {'lora_A': \(3, \d+\)} and"),
-        (foreign_module, "adapts .*9.*, which the base does not have"),
-        (not_finite, "must be finite"),
-        (embedding, "lora_A and lora_B of linear layers"),
-        (wider, "must have shapes"),
+    cases: list[tuple[Callable[[dict[str, torch.Tensor]], object], str]] = [
+        (lambda w: [w.pop(some(w, part)[0]) for part in ("lora_A", "lora_B")], "must agree"),
+        (lambda w: w.pop(some(w, "lora_B")[0]), r"got {'lora_A': \(3, \d+\)} and"),
+        (
+            lambda w: [w.update({name.replace(".0.", ".9."): w.pop(name)}) for name in list(w)],
+            "adapts .*9.*, which the base does not have",
+        ),
+        (lambda w: w[some(w, "lora_B")[0]][0].fill_(float("nan")), "must be finite"),
+        (
+            lambda w: w.update({"base_model.model.wte.lora_embedding_A": torch.zeros(3, 61)}),
+            "lora_A and lora_B of linear layers",
+        ),
+        (
+            lambda w: w.update({name: w[name].repeat(1, 2) for name in some(w, "lora_A")}),
+            "must have shapes",
+        ),
     ]
-    folders = make_adapters(len(cases))
-    for folder, (change, reason) in zip(folders, cases, strict=True):
+    for folder, (change, reason) in zip(make_adapters(len(cases)), cases, strict=True):
         with pytest.raises(ValueError, match=reason):
             read_adapters(base, [rewrite(folder, change)])
 
@@ -216,6 +211,31 @@ def test_members_are_counted_once(base: Any, make_adapters: Make) -> None:
         Ensemble(base, [])
 
 
+def test_members_that_differ_cannot_be_missing_without_a_constant(tmp_path: Path) -> None:
+    base = tiny("gpt2")
+    head = write_adapter(base, tmp_path / "a", seed=0, target_modules=["lm_head"])
+    deep = write_adapter(base, tmp_path / "b", seed=1, target_modules=["c_attn"])
+    assert Ensemble.from_pretrained(base, [head, None]).trunk.head == "lm_head"
+    for listed in ([head, deep], [head, deep, None], [None, head, deep]):
+        with pytest.raises(ValueError, match="if members differ: .*[ab] adapts other"):
+            Ensemble.from_pretrained(base, listed)
+    with pytest.raises(ValueError, match="adapted must be given if all members are missing"):
+        Ensemble.from_pretrained(base, [None, None])
+    with pytest.raises(ValueError, match="adapts transformer.h.0.* with rank 3, got None"):
+        Ensemble.from_pretrained(base, [head, deep], adapted={"lm_head": [3]})
+    with pytest.raises(ValueError, match="got .*4"):
+        Ensemble.from_pretrained(base, [head], adapted={"lm_head": [4]})
+    write_manifest(tmp_path, Manifest("tiny", ("a",), {"lm_head": (3,)}))
+    with pytest.raises(ValueError, match="its ensemble.json names layers"):
+        Ensemble.from_pretrained(base, tmp_path, adapted={"lm_head": (3,)})
+    with pytest.raises(ValueError, match="adapted must name layers of the base"):
+        Ensemble.from_pretrained(base, [head], adapted={"lm_head": [3], "nothing": [1]})
+    both = {"lm_head": [3]} | {f"transformer.h.{i}.attn.c_attn": [3] for i in range(2)}
+    for other in (deep, None):
+        trunk = Ensemble.from_pretrained(base, [head, other], adapted=both).trunk
+        assert trunk.head is None and len(trunk.blocks) == 2
+
+
 def test_a_fingerprint_is_of_what_answers(make_adapters: Make) -> None:
     """Members count in their order, since charges belong to them; versions and names do not."""
     one, two = make_adapters(2)
@@ -252,3 +272,183 @@ def test_a_fingerprint_is_of_what_was_read(
     monkeypatch.setattr(members, "read_adapters", changed)
     assert Ensemble.from_pretrained(base, [one, two]).fingerprint == before
     assert Ensemble.from_pretrained(base, [one, two]).fingerprint != before
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"format_version": 5}, "format_version must be 4, got 5"),
+        ({"adapted": {"lm_head": 8}}, "adapted must map layer names to .* got .*'lm_head': 8"),
+        ({"num_models": 3}, "num_models"),
+        ({"members": [], "num_models": 0}, "at least one"),
+        ({"members": ["a", "a"]}, "distinct"),
+        ({"members": ["a", "../b"]}, "plain folder names"),
+        ({"members": "ab"}, "members must be a list"),
+        ({"base_files": {"vocab.json": "0" * 32}}, "base_files"),
+        ({"revision": 5}, "revision must be a string"),
+        ({"training": "x"}, "training must be an object"),
+        ({"shards": [RECORD]}, "each of the 2 members"),
+    ],
+)
+def test_manifest_refusals(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    write_manifest(tmp_path, Manifest("tiny", ("a", "b"), ADAPTED))
+    path = tmp_path / "ensemble.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=reason):
+        read_manifest(tmp_path)
+
+
+def test_manifest_round_trip(tmp_path: Path) -> None:
+    manifest = Manifest(
+        "tiny",
+        ("a", None),
+        {"lm_head": (2, 8)},
+        base_files={"merges.txt": "d" * 64},
+        training={"rank": 4},
+        shards=(RECORD, RECORD | {"documents": 0, "identifiers": []}),
+    )
+    write_manifest(tmp_path, manifest)
+    assert read_manifest(tmp_path) == manifest
+    (tmp_path / "ensemble.json").write_text("[]")
+    with pytest.raises(ValueError, match="JSON object"):
+        read_manifest(tmp_path)
+    with pytest.raises(ValueError, match="must hold ensemble.json"):
+        read_manifest(tmp_path / "elsewhere")
+    (single := tmp_path / "single").mkdir()
+    (single / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="a single adapter: give a list of such folders"):
+        read_manifest(single)
+
+
+# Padded vocabularies, and adapter folders with their own tokenizer
+
+
+def added(known: int, *tokens: str, pad: str | None = None) -> Any:
+    """Return the base's tokenizer with further tokens, as trainers leave it with an adapter."""
+    made = tokenizer(list(range(known)), eos_token="w0")
+    made.add_tokens(list(tokens))
+    if pad is not None:
+        made.add_special_tokens({"pad_token": pad})
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "ids", [list(range(KNOWN)), [i for i in range(VOCAB) if i % 5 != 2]], ids=["tail", "holes"]
+)
+def test_ids_without_a_token_are_masked_in_every_row(dtype: torch.dtype, ids: list[int]) -> None:
+    base = tiny("gpt2").to(dtype)
+    names = ["transformer.h.0.attn.c_attn"]
+    members = [Adapter({n: (torch.randn(16, 2), torch.randn(2, 48)) for n in names}), Adapter({})]
+    plain = Ensemble(tiny("gpt2").to(dtype), members)
+    padded = Ensemble(base, members, tokenizer=tokenizer(ids))
+    prompt = torch.tensor([[3, 5, 8], [1, 0, 4]])
+    missing = sorted(set(range(VOCAB)) - set(ids))
+    mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
+    outputs = [
+        (one.logits(prompt), one.decoder(prompt, attention_mask=mask).logits[:2])
+        for one in (plain, padded)
+    ]
+    for before, after in zip(*outputs, strict=True):
+        for expected, found in zip(before, after, strict=True):
+            assert torch.equal(found[..., ids], expected[..., ids])
+            assert bool(expected.isfinite().all())
+            assert bool((found[..., missing] == float("-inf")).all())
+    assert torch.equal(outputs[1][0][0][1], outputs[1][0][1])
+
+
+def test_tokens_that_the_model_lacks_are_never_released_and_refused_in_prompts() -> None:
+    """Google's Gemma 3 tokenizers have <image_soft_token>, one id beyond the text models."""
+    wide = tokenizer(list(range(VOCAB + 1)))
+    ensemble = Ensemble(tiny("gpt2"), [Adapter({})], tokenizer=wide)
+    assert bool(ensemble.logits(torch.tensor([[3]]))[0].isfinite().all())
+    accountant = Accountant(delta=1e-5, epsilon=1.0)
+    generator = PrivateGenerator(ensemble, ClippedLogPool(-0.25, 0.5), accountant)
+    reason = rf"tokens in \[0, {VOCAB}\), the base's vocab_size, got {VOCAB} \(w{VOCAB}\)"
+    with pytest.raises(ValueError, match=reason):
+        generator.generate(f"w3 w{VOCAB} w4", max_new_tokens=2)
+    assert accountant.queries == 0
+    assert token_stream(tokenizer([0, 1, VOCAB], eos_token="w0"), ["w1 w61 w1"], VOCAB) == [1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("wide", "reason"),
+    [
+        (around(added(VOCAB + 1), VOCAB), f"begins a text, {BEYOND}"),
+        (tokenizer(list(range(VOCAB + 1)), eos_token=f"w{VOCAB}"), f"end-of-text token.*{BEYOND}"),
+        (None, r"\(eos_token\), got no tokenizer"),
+    ],
+)
+def test_a_base_must_have_the_tokens_around_a_text(wide: Any, reason: str, tmp_path: Path) -> None:
+    base = tiny("gpt2")
+    base.save_pretrained(tmp_path)
+    if wide is not None:
+        wide.save_pretrained(tmp_path)
+    for refuse in (sharing, base_facts):
+        with pytest.raises(ValueError, match=reason):
+            refuse(str(tmp_path))
+    if reason.startswith("begins"):
+        with pytest.raises(ValueError, match=reason):
+            Ensemble(base, [Adapter({})], tokenizer=wide)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """Return the folders of a public model with its tokenizer, and of an adapter."""
+    base = tiny("gpt2")
+    base.save_pretrained(tmp_path / "base")
+    tokenizer(list(range(KNOWN)), eos_token="w0").save_pretrained(tmp_path / "base")
+    adapter = write_adapter(base, tmp_path / "adapter", seed=0, target_modules=["c_attn"])
+    return tmp_path / "base", adapter
+
+
+@pytest.mark.parametrize(
+    ("of_base", "own"),
+    [
+        (added(KNOWN), added(KNOWN, pad="w0")),
+        (added(KNOWN), added(KNOWN, pad="[PAD]")),
+        (added(VOCAB), added(VOCAB, "[A]", pad="[B]")),
+        (added(VOCAB, "[A]", pad="[B]"), added(VOCAB)),
+    ],
+)
+def test_a_copy_that_cuts_text_alike_is_accepted(
+    folders: tuple[Path, Path], of_base: Any, own: Any
+) -> None:
+    base, adapter = folders
+    of_base.save_pretrained(base)
+    own.padding_side = "left"
+    own.backend_tokenizer.enable_padding(length=5)  # this is stored, too
+    own.backend_tokenizer.enable_truncation(5)
+    own.save_pretrained(adapter)
+    assert Ensemble.from_pretrained(base, [adapter]).tokenizer is not None
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (tokenizer(list(range(KNOWN + 1))), f"token 'w{KNOWN}' has id {KNOWN} there and None"),
+        (
+            tokenizer(list(range(KNOWN - 1))),
+            f"token 'w{KNOWN - 1}' has id None there and {KNOWN - 1}",
+        ),
+        (tokenizer([*range(KNOWN), VOCAB], eos_token="w0"), "other rules cut text"),
+        (added(KNOWN, "[NEW]"), r"token '\[NEW\]' has id 54 there and None in the base"),
+        (tokenizer(list(range(KNOWN)), eos_token="w0", lower=True), "other rules cut text"),
+    ],
+)
+def test_another_tokenizer_is_refused(folders: tuple[Path, Path], other: Any, reason: str) -> None:
+    base, adapter = folders
+    other.save_pretrained(adapter)
+    with pytest.raises(ValueError, match=reason) as caught:
+        Ensemble.from_pretrained(base, [adapter])
+    assert str(adapter) in str(caught.value) and str(base) in str(caught.value)
+
+
+def test_added_tokens_without_a_tokenizer_are_compared(folders: tuple[Path, Path]) -> None:
+    base, adapter = folders
+    added_tokens = adapter / "added_tokens.json"
+    added_tokens.write_text('{"w1": 1}', encoding="utf-8")
+    assert Ensemble.from_pretrained(base, [adapter]).tokenizer is not None
+    added_tokens.write_text('{"[NEW]": 1}', encoding="utf-8")
+    with pytest.raises(ValueError, match=r"token '\[NEW\]' has id 1 there and None in the base"):
+        Ensemble.from_pretrained(base, [adapter])

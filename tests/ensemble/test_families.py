@@ -11,22 +11,23 @@ from typing import Any
 
 import pytest
 import torch
-from ensemble_cases import FAST
+from ensemble_cases import Sequences
 from families import linear_names, tiny
 from tiny_models import VOCAB, adapted_layers, peft_logits, write_adapter
 from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
-from adapmixed.ensemble.cache import written_layers
-from adapmixed.ensemble.lora import block_names
+from adapmixed.ensemble.decoder import written_layers
+from adapmixed.ensemble.lora import SHARES_NO_BLOCK, block_names
 from adapmixed.ensemble.support import TESTED
-from adapmixed.ensemble.trunk import SHARES_NO_BLOCK
 
 # Tolerances relative to the largest logit. The loop multiplies the same shapes, while passes of
 # other shapes round all activations otherwise. Missing positions move logits by 0.6 of it or more.
 LOOP = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}
 PASSES = {torch.float32: 1e-5, torch.bfloat16: 2.0**-4}
 LENGTH, PADDING = 9, 4
+# One of each kind of cache, positions, attention and linear layers; `make test-slow` takes all.
+FAST = {"bloom", "gemma3_text", "gemma4_text", "gpt_bigcode", "gpt_neo", "gpt2", "llama"}
 RANKS: list[dict[str, Any]] = [{}, {}, {"r": 5, "use_rslora": True}]
 FP32, BF16 = torch.float32, torch.bfloat16
 WAYS = {"all": FP32, "all, bf16": BF16, "head": BF16, "last:1": FP32, "mixed": FP32}
@@ -72,9 +73,7 @@ def targets(base: Any, kind: str) -> list[list[str]]:
         pytest.param(
             (name, way),
             id=f"{name}-{way}",
-            marks=()
-            if way == "all" and name in FAST or (name, way) == ("gpt2", "all, bf16")
-            else pytest.mark.slow,
+            marks=() if name == "gpt2" or way == "all" and name in FAST else pytest.mark.slow,
         )
         for name in sorted(TESTED)
         for way in WAYS
@@ -178,6 +177,32 @@ def test_every_way_of_reading_equals_one_pass(family: Family) -> None:
             private, public, _ = decoder.logits
             family.close(torch.cat([public[None], private]), expected[:, :, position - 1])
             decoder.append(tokens[:, position])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sequences_that_join_and_leave_answer_as_each_does_alone(family: Family) -> None:
+    """They join a longer and a shorter batch, leave, and join again."""
+    rtol = 2e-5 if family.base.dtype == FP32 else 2.0**-4
+    held = Sequences(family.ensemble, {0: 9, 1: 3}, new_tokens=8)
+    held.append()
+    held.check(rtol)
+    held.join({2: 2, 3: 6}, new=10)
+    held.append()
+    held.check(rtol)
+    held.drop(0)
+    assert held.decoder.length == max(held.lengths.values())  # the padding that was left has gone
+    held.append()
+    held.check(rtol)
+    held.drop(3, 2)
+    held.join({4: 12}, new=3)
+    held.append()
+    assert held.decoder.length == 13
+    held.check(rtol)
+    for _ in range(5):
+        held.append()
+    held.drop(4)
+    held.append()
+    held.check(rtol)
 
 
 @pytest.mark.filterwarnings("ignore")

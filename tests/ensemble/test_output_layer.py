@@ -31,15 +31,19 @@ def base(request: Any) -> Any:
     return tiny(family).to(dtype or torch.float32)
 
 
-def ensemble(base: Any, kind: str, folder: Path) -> Ensemble:
-    """Return an ensemble of two members of other ranks, an empty one and a missing one."""
-    given: list[Path | None] = [
-        write_adapter(base, folder / f"{i}", seed=i, r=2 + i % 2, zero=i == 2,
-                      target_modules=KINDS[kind])
-        for i in range(3)
+def ensemble(base: Any, kind: str, folder: Path, first: int | None = 0) -> Ensemble:
+    """Return an ensemble of two members of other ranks, an empty one and a missing one.
+
+    The first member follows from its seed; without one it is missing, too.
+    """
+    given = [
+        None if seed is None
+        else write_adapter(base, folder / f"{seed}", seed=seed, r=2 + seed % 2, zero=seed == 2,
+                           target_modules=KINDS[kind])
+        for seed in (first, 1, 2, None)
     ]  # fmt: skip
     layers = [name for name, _ in base.named_modules() if name.endswith(tuple(KINDS[kind]))]
-    return Ensemble.from_pretrained(base, [*given, None], adapted={n: (2, 3) for n in layers})
+    return Ensemble.from_pretrained(base, given, adapted={n: (2, 3) for n in layers})
 
 
 def chosen(rows: Tensor, tokens: Tensor) -> Tensor:
@@ -76,30 +80,13 @@ def test_columns_are_those_of_all_tokens(base: Any, kind: str, tmp_path: Path) -
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_member_moves_no_bit_of_another_row(kind: str, tmp_path: Path) -> None:
     base = tiny("llama")
-    paths: list[list[Path | None]] = []
-    for turn, (rank, seed) in enumerate(((2, 0), (3, 9))):
-        paths.append(
-            [
-                write_adapter(base, tmp_path / f"{turn}-0", seed=seed, r=rank,
-                              target_modules=KINDS[kind]),
-                write_adapter(base, tmp_path / f"{turn}-1", seed=1, r=2,
-                              target_modules=KINDS[kind]),
-                None,
-            ]
-        )  # fmt: skip
-    paths.append([None, *paths[0][1:]])
-    layers = [name for name, _ in base.named_modules() if name.endswith(tuple(KINDS[kind]))]
-    found = [
-        Ensemble.from_pretrained(base, one, adapted={n: (2, 3) for n in layers})
-        .decoder(IDS, active=ACTIVE)
-        .logits
-        for one in paths
-    ]
-    for other in found[1:]:
-        assert torch.equal(other.tokens, found[0].tokens)
-        assert torch.equal(other.public, found[0].public)
-        assert torch.equal(other.private[1:], found[0].private[1:])
-        assert not torch.equal(other.private[0], found[0].private[0])
+    made = (ensemble(base, kind, tmp_path, first) for first in (0, 9, None))
+    found, *others = (one.decoder(IDS, active=ACTIVE).logits for one in made)
+    for other in others:
+        assert torch.equal(other.tokens, found.tokens)
+        assert torch.equal(other.public, found.public)
+        assert torch.equal(other.private[1:], found.private[1:])
+        assert not torch.equal(other.private[0], found.private[0])
 
 
 def test_answers_from_columns_are_answers_from_all_rows(tmp_path: Path) -> None:

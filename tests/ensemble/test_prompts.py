@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import around, tiny_model, tokenizer
+from families import tiny
+from tiny_models import around, tokenizer
 
 from adapmixed import Accountant, ClippedLogPool
 from adapmixed.ensemble.prompts import PromptEnsemble
@@ -15,14 +16,7 @@ from adapmixed.rng import SeededRandom
 
 RECORDS = ["w5 w6 w7", "w9 w10 w11 w12 w13 w14 w15 w16", None, "w3"]
 LONGEST = 6
-FAMILIES = {
-    "gpt2": {},
-    "llama": {"intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2},
-    "gemma3_text": {
-        "intermediate_size": 24, "head_dim": 8, "num_key_value_heads": 1, "sliding_window": 24,
-        "layer_types": ["sliding_attention", "full_attention"],
-    },
-}  # fmt: skip
+FAMILIES = ("gpt2", "llama", "gemma3_text")
 
 
 def words() -> Any:
@@ -31,7 +25,8 @@ def words() -> Any:
 
 
 def model_of(family: str) -> Any:
-    return tiny_model(family, **FAMILIES[family], max_position_embeddings=64)
+    window = {"sliding_window": 24} if family == "gemma3_text" else {}
+    return tiny(family, max_position_embeddings=64, n_positions=64, **window)
 
 
 def prompts(model: Any, records: Any = RECORDS, **settings: Any) -> PromptEnsemble:

@@ -9,31 +9,28 @@ from typing import Any
 
 import pytest
 import torch
-from families import linear_names, tiny
+from families import tiny
 from tiny_models import VOCAB
 
 from adapmixed.ensemble import Ensemble
-from adapmixed.ensemble.lora import Adapter, layer_shape
+from adapmixed.ensemble.lora import Adapter, head_name, layer_shape, linear_names
 from adapmixed.ensemble.support import TESTED, check_model
 
 
-def adapters(model: Any, count: int = 2, only: str = "") -> list[Adapter]:
-    """Return random adapters of the linear layers named with `only`, but for the output layer."""
-    names = [
-        name
-        for name, _ in model.named_modules()
-        if name.rpartition(".")[2] in linear_names(model) and only in name
-    ]
-    shapes = {name: layer_shape(model.get_submodule(name)) for name in names}
-    draw = partial(torch.randn, generator=torch.Generator().manual_seed(0))
+def adapters(model: Any) -> list[Adapter]:
+    """Return two random adapters of all linear layers but the output layer."""
+    head, draw = head_name(model), partial(torch.randn, generator=torch.Generator().manual_seed(0))
+    shapes = {
+        name: layer_shape(model.get_submodule(name)) for name in linear_names(model) if name != head
+    }
     return [
         Adapter(
             {
-                name: (0.3 * draw(size_in, 2), 0.3 * draw(2, size_out))
-                for name, (size_in, size_out) in shapes.items()
+                name: (0.3 * draw(given, 2), 0.3 * draw(2, to))
+                for name, (given, to) in shapes.items()
             }
         )
-        for _ in range(count)
+        for _ in range(2)
     ]
 
 
@@ -60,7 +57,7 @@ def test_shared_keys_and_values_pass_the_trial(
 ) -> None:
     """The upper layers cache nothing; test_families.py has the logits, decoding and memory."""
     monkeypatch.setattr("adapmixed.ensemble.ensemble.TESTED", frozenset())
-    monkeypatch.setattr("adapmixed.ensemble.trunk.SHARES_NO_BLOCK", frozenset())
+    monkeypatch.setattr("adapmixed.ensemble.lora.SHARES_NO_BLOCK", frozenset())
     model = tiny(family)
     ensemble = Ensemble(model, adapters(model))
     assert ensemble.trunk.repeats_input  # its blocks cannot be shared, which the trial finds

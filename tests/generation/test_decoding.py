@@ -10,14 +10,15 @@ import pytest
 import torch
 from decoding_cases import MECHANISMS, PROMPT, Spy, answered, steps
 from fake_ensemble import FakeEnsemble
-from tiny_models import POSITIONS, VOCAB
 
 from adapmixed.ensemble import Ensemble
 from adapmixed.errors import BudgetSpentError
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PMixED, PublicOnly
 from adapmixed.privacy import Accountant, read_ledger
 from adapmixed.privacy.events import Binding
-from adapmixed.rng import SecureRandom, SeededRandom
+from adapmixed.rng import SecureRandom
+
+FORCED = ((1, 2, 3), (4, 60, 5), (60, 6), (7,), (8,))  # tokens of each step
 
 
 class LoggedAccountant(Accountant):
@@ -75,32 +76,16 @@ def test_budgets_are_decided_and_charged_before_a_token_is_drawn(mechanism: Mech
     assert not active.all() and spent.min() > 0.8 * accountant.limit
 
 
-def test_ended_sequences_are_neither_charged_nor_sampled() -> None:
-    ensemble = FakeEnsemble()
-    # Row 1 ends at step 0, row 0 at step 2; row 2 goes on. Token 6 stops.
-    spy = Spy(MECHANISMS["adapmixed"], forced=((1, 6, 2), (3, 4), (6, 5), (0,)))
-    accountant = Accountant(1e-5)
-    tokens = answered(ensemble, spy, max_new_tokens=5, ends=[6], accountant=accountant)
-    assert tokens[:, :4].tolist() == [[1, 3, 6, -1], [6, -1, -1, -1], [2, 4, 5, 0]]
-    assert tokens[:2, 4].tolist() == [-1, -1] and tokens[2, 4] >= 0
-    assert [public.shape[0] for _, public in spy.asked] == [3, 2, 2, 1, 1]
-    # The stop tokens are charged, but nothing after them.
-    assert accountant.queries == 3 + 2 + 2 + 1 + 1
-    # The rows that remain are those that go on, each with its own past.
-    sequences = torch.cat([PROMPT, tokens.clamp_min(0)], dim=1)
-    for step, rows in enumerate(([0, 1, 2], [0, 2], [0, 2], [2], [2])):
-        private, public = ensemble.logits(sequences[rows, : 3 + step])
-        assert torch.equal(spy.asked[step][1], public[:, -1])
-        assert torch.equal(spy.asked[step][0], private[:, :, -1])
-
-
-def test_ended_sequences_leave_the_forward_pass(ensemble: Ensemble) -> None:
+def test_ended_sequences_are_neither_charged_nor_sampled_nor_computed(ensemble: Ensemble) -> None:
     """The remaining rows continue from their own caches, padding included."""
     prompt, mask = torch.tensor([[0, 9], [5, 6], [0, 7]]), torch.tensor([[0, 1], [1, 1], [0, 1]])
     # Row 1 ends at step 1, row 0 at step 2.
-    spy = Spy(PublicOnly(), forced=((1, 2, 3), (4, 60, 5), (60, 6), (7,), (8,)))
-    tokens = answered(ensemble, spy, prompt, attention_mask=mask, max_new_tokens=5, ends=[60])
+    spy, accountant = Spy(MECHANISMS["adapmixed"], forced=FORCED), Accountant(1e-5)
+    settings: dict[str, Any] = {"max_new_tokens": 5, "ends": [60], "accountant": accountant}
+    tokens = answered(ensemble, spy, prompt, attention_mask=mask, **settings)
     assert tokens.tolist() == [[1, 4, 60, -1, -1], [2, 60, -1, -1, -1], [3, 5, 6, 7, 8]]
+    # The end tokens are charged, but nothing after them.
+    assert accountant.queries == 3 + 3 + 2 + 1 + 1
     for step, rows in enumerate(([0, 1, 2], [0, 1, 2], [0, 2], [2], [2])):
         ids = torch.cat([prompt, tokens], dim=1)[rows, : 2 + step]
         seen = torch.cat([mask[rows], torch.ones(len(rows), step, dtype=torch.int64)], dim=1)
@@ -123,41 +108,6 @@ def test_window() -> None:
     assert accountant.queries == 18  # refused before anything is charged
     endless = FakeEnsemble(max_positions=None)
     assert answered(endless, PublicOnly(), max_new_tokens=7).shape == (3, 7)
-
-
-def test_memory_is_enough_to_the_end_or_nothing_is_answered(ensemble: Ensemble) -> None:
-    """The whole answer is counted before the first token is charged."""
-    ids, accountant, count = torch.tensor([[1, 2, 3]]), Accountant(1e-5), POSITIONS - 2
-    arguments: dict[str, Any] = dict(max_new_tokens=count, accountant=accountant)
-    with pytest.raises(ValueError, match="memory_bytes must be >= ") as caught:
-        steps(ensemble, PublicOnly(), ids, memory_bytes=1, **arguments)
-    needed = int(str(caught.value).split(">= ")[1].split()[0])
-    with pytest.raises(ValueError, match=f"memory_bytes must be >= {needed} "):
-        steps(ensemble, PublicOnly(), ids, memory_bytes=needed - 1, **arguments)
-    assert accountant.queries == 0
-    ensemble.decoder(ids, memory_bytes=needed - 1)  # the prompt alone would need less
-    tokens = answered(ensemble, PublicOnly(), ids, memory_bytes=needed, **arguments)
-    assert tokens.shape[1] == count
-
-
-@pytest.mark.parametrize("name", ["public", "adapmixed"])
-def test_seeded_decoding_repeats_bit_by_bit(name: str, ensemble: Ensemble) -> None:
-    prompt = PROMPT + 7
-    runs = [answered(ensemble, MECHANISMS[name], prompt, rng=SeededRandom(s)) for s in (1, 1, 2)]
-    assert torch.equal(runs[0], runs[1])
-    assert not torch.equal(runs[0], runs[2])
-    assert bool(((runs[0] >= 0) & (runs[0] < VOCAB)).all())
-
-
-def test_a_yielded_tensor_is_the_callers_own() -> None:
-    """A write into it must not change the tokens that the models read next."""
-    plain = answered(FakeEnsemble(), PublicOnly(), max_new_tokens=5)
-    assert plain.dtype == torch.int64
-    found = []
-    for tokens in steps(FakeEnsemble(), PublicOnly(), max_new_tokens=5):
-        found.append(tokens.clone())
-        tokens.fill_(0)
-    assert torch.equal(torch.stack(found, dim=1), plain)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from adapmixed.generation.text import AnswerText, Continuation
+from adapmixed.text import AnswerText, Continuation
 
 WORLD = "世"
 

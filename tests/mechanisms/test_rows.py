@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from exact import costs, log_probs, uncharged
-from mechanism_cases import same
+from exact import log_probs, uncharged
 from torch import Tensor
 
 from adapmixed.limits import LEAST_PUBLIC
@@ -23,7 +22,6 @@ from adapmixed.mechanisms import (
     Mechanism,
     PMixED,
     PublicOnly,
-    Ticket,
     Unprotected,
     UnprotectedPool,
     shaped,
@@ -55,31 +53,49 @@ def distribution(mechanism: Mechanism, private: Tensor, public: Tensor, **shape:
     return mechanism.propose(private, public, rng=SeededRandom(0), **shape)._proposed
 
 
-def by_definition(private: Tensor, public: Tensor, active: int) -> Tensor:
-    """Return log p_i' over all V tokens in float64, (N, B, V), from the definition."""
-    q, found = public.double().log_softmax(-1), private.double().clone()
+def by_definition(
+    private: Tensor, public: Tensor, active: int, temperature: float = 1.0, top_k: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return log p_i' over all V tokens and log q, (N, B, V) and (B, V) float64."""
+    found, q = private.double() / temperature, public.double() / temperature
     for b in range(len(public)):
         order = sorted(range(public.shape[1]), key=lambda y, b=b: (-float(public[b, y]), y))
+        q[b, order[top_k or len(order) :]] = -math.inf
+        q[b] = q[b].log_softmax(0)
         inside = [y for y in order[:active] if q[b, y] >= LEAST_PUBLIC]
         for row in found[:, b]:
             speaking = row[inside]
             row.copy_(q[b])
             if speaking.amax() > -math.inf:
                 row[inside] = speaking.log_softmax(0) + q[b, inside].logsumexp(0)
-    return found
+    return found, q
 
 
-@pytest.mark.parametrize("active", [2, 4, 8, 9, None])
+SHAPED: list[dict[str, Any]] = [
+    *({"active": active} for active in (2, 4, 8, 9, None)),
+    *({"active": active, "top_k": 5} for active in (3, 5, 7)),
+    *({"active": active, "top_k": 5, "temperature": 0.7} for active in (None, 3)),
+]
+SHORT = [(SHAPED[-1], dtype) for dtype in (torch.bfloat16, torch.float16)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [*((shape, torch.float32) for shape in SHAPED), *SHORT], ids=str
+)
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda one: one.name)
-def test_answers_are_those_of_rows_by_definition(mechanism: Mechanism, active: int | None) -> None:
-    private, public = logits()
+def test_answers_are_those_of_rows_by_definition(
+    mechanism: Mechanism, shape: dict[str, Any], dtype: torch.dtype
+) -> None:
+    private, public = (one.to(dtype) for one in logits())
     private[0, 0] = -math.inf  # a member that speaks about the tail alone
     private[0, 0, public[0].argmin()] = 0.0
-    if active in (9, None):
+    if shape in ({"active": 9}, {"active": None}):
         private = private[1:]
-    expected = by_definition(private, public, active or 9).float()
-    found = log_probs(mechanism, private, public, active=active)
-    assert torch.allclose(found, log_probs(mechanism, expected, public), rtol=0, atol=1e-5)
+    expected, q = by_definition(private, public, **shape | {"active": shape["active"] or 9})
+    found = log_probs(mechanism, private, public, **shape)
+    there = log_probs(mechanism, expected.float(), q.float())
+    assert torch.allclose(found, there, rtol=0, atol=1e-5)
+    assert torch.equal(found.isneginf(), q.isneginf())
     assert torch.allclose(found.exp().sum(-1), torch.ones(4).double(), rtol=0, atol=1e-6)
 
 
@@ -174,22 +190,6 @@ def test_a_broken_row_of_one_member_has_no_number_behind_it(value: float) -> Non
     assert torch.equal(rows.private, expected.private)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_with_top_k_the_tail_holds_what_it_keeps(temperature: float) -> None:
-    private, public = logits()
-    shape = {"temperature": temperature, "top_k": 5}
-    for active in (5, 7):  # then top-k alone decides
-        found = log_probs(Unprotected(), private, public, active=active, **shape)
-        assert torch.equal(found, log_probs(Unprotected(), private, public, **shape))
-    found = log_probs(Unprotected(), private, public, active=3, **shape)
-    removed = torch.ones_like(public, dtype=torch.bool).scatter(1, likeliest(public, 5), False)
-    assert torch.equal(found.isneginf(), removed)
-    assert torch.allclose(found.exp().sum(-1), torch.ones(4).double(), rtol=0, atol=1e-6)
-    q = log_probs(PublicOnly(), private, public, **shape)
-    tail = ~removed.scatter(1, likeliest(public, 3), True)
-    assert torch.allclose(found[tail], q[tail], rtol=0, atol=1e-6)
-
-
 def test_tokens_of_the_tail_are_drawn_from_the_public_model() -> None:
     private, public = logits(positions=1)
     copies = 20_000
@@ -238,54 +238,6 @@ def test_the_tail_is_no_token() -> None:
 def rows(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     private, public = logits(vocab=11)
     return private.to(dtype), public.to(dtype)
-
-
-def released(proposal: Ticket) -> Tensor:
-    tokens = uncharged(proposal).tokens
-    assert tokens is not None
-    return tokens
-
-
-def by_hand(
-    private: Tensor, public: Tensor, temperature: float, top_k: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the kept columns of every row, one by one, and their tokens."""
-    private, public = private.float() / temperature, public.float() / temperature
-    kept = torch.tensor(
-        [
-            sorted(sorted(range(public.shape[1]), key=lambda v, b=b: -public[b, v].item())[:top_k])
-            for b in range(len(public))
-        ]
-    )
-    rows = [[member[b, kept[b]] for b in range(len(public))] for member in (*private, public)]
-    every = torch.stack([torch.stack(row) for row in rows])
-    return every[:-1], every[-1], kept
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("inner", MECHANISMS, ids=lambda m: m.name)
-def test_it_is_the_mechanism_on_shaped_rows(inner: Mechanism, dtype: torch.dtype) -> None:
-    """The answer is the same bit for bit on kept columns."""
-    private, public = rows(dtype)
-    shape = {"temperature": 0.7, "top_k": 5}
-    *expected_rows, kept = by_hand(private, public, 0.7, 5)
-    for place in (0, 3):
-        targets = kept[:, place].clone()
-        here = inner.propose(private, public, targets=targets, rng=SeededRandom(3), **shape)
-        there = inner.propose(*expected_rows, targets=torch.full((4,), place), rng=SeededRandom(3))
-        assert same(costs(here), costs(there))
-        for of in ("charges", "losses"):
-            mine, theirs = getattr(here._proposed, of), getattr(there._proposed, of)
-            assert mine is theirs is None or torch.equal(mine, theirs)
-        found, expected = uncharged(here).log_prob, uncharged(there).log_prob
-        assert found is not None and expected is not None and torch.equal(found, expected)
-    tokens = released(inner.propose(private, public, rng=SeededRandom(4), **shape))
-    places = released(inner.propose(*expected_rows, rng=SeededRandom(4)))
-    assert torch.equal(tokens, kept.gather(1, places[:, None])[:, 0])
-    outside = inner.propose(
-        private, public, targets=public.argmin(-1), rng=SeededRandom(3), **shape
-    )
-    assert bool(torch.isneginf(uncharged(outside).log_prob).all())
 
 
 SHAPES: list[dict[str, Any]] = [
@@ -354,7 +306,8 @@ def test_no_private_row_raises_once_rows_are_answerable(
         moved = found.private[4] - found.private[4].amax(-1, keepdim=True)
         assert torch.allclose(moved, exact - exact.amax(-1, keepdim=True), atol=2.0)
     proposal = inner.propose_rows(found, rng=SeededRandom(0))
-    assert len(released(proposal)) == 4
+    tokens = uncharged(proposal).tokens
+    assert tokens is not None and len(tokens) == 4
 
 
 def test_an_active_vocabulary_of_all_tokens_is_none() -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from misuse_cases import answer, name_base, named, public_folder, two_adapters
-from tiny_models import ADAPTED, tiny_model
+from tiny_models import ADAPTED, tiny_model, write_adapter
 
 from adapmixed.ensemble import Ensemble, Manifest, write_manifest
-from adapmixed.ensemble.public_model import base_files
+from adapmixed.ensemble.public_model import base_files, load_base
 
 DIFFERS = "which differs from base_files of ensemble.json in"
 
@@ -229,3 +232,56 @@ def test_a_guarantee_says_that_the_public_model_was_not_compared(adapters: list[
     folder = adapters[0].parent
     compared = Ensemble.from_pretrained(public_folder(folder), folder)
     assert words not in answer(ensemble=compared)
+
+
+def test_refused_bases(adapters: list[Path], tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    base, folders = named(""), adapters[:1]
+    head = [write_adapter(base, tmp_path / "head", seed=0, target_modules=["lm_head"])]
+    adapted = PeftModel.from_pretrained(copy.deepcopy(base), folders[0])
+    for bad, reason in [
+        (adapted, "carries adapters"),
+        (Ensemble.from_pretrained(base, folders).model, "carries adapters"),
+        (Ensemble.from_pretrained(base, head).model, "carries adapters"),
+        (torch.nn.Linear(2, 2), "transformers model"),
+        (3, "transformers model"),
+        (tmp_path / "nowhere", "existing folder"),
+    ]:
+        with pytest.raises(ValueError, match=reason):
+            Ensemble.from_pretrained(bad, folders)
+
+
+def test_a_base_folder_with_an_adapter_is_refused(adapters: list[Path], tmp_path: Path) -> None:
+    """transformers would add it to the weights, and private text would become public."""
+    member = adapters[0]
+    tiny_model("gpt2").save_pretrained(tmp_path / "base")
+    for file in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copy(member / file, tmp_path / "base" / file)
+    with pytest.raises(ValueError, match="adapter_config.json, which makes an adapter part of it"):
+        Ensemble.from_pretrained(tmp_path / "base", [member])
+
+
+@pytest.mark.parametrize("name", ["./modle", "/modle", "a/b/c", "", "models/modle"])
+def test_a_path_is_not_asked_of_the_hub(
+    name: str, adapters: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("models").mkdir()
+
+    def asked(*_: Any, **__: Any) -> None:
+        raise OSError("the hub is asked")
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", asked)
+    words = f"base must be an existing folder or a hub name, got {name!r}"
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+        load_base(name, None)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        Ensemble.from_pretrained(name, adapters)
+    with pytest.raises(OSError, match="the hub is asked"):
+        load_base("some-org/modle", None)
+    # A model that was downloaded before keeps its name, whatever folders are here.
+    cached = "adapmixed.ensemble.public_model.try_to_load_from_cache"
+    monkeypatch.setattr(cached, lambda name, file: f"{name}/{file}")
+    with pytest.raises(OSError, match="the hub is asked"):
+        load_base("models/modle", None)

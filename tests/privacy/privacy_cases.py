@@ -6,12 +6,14 @@ import math
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mpmath
 import numpy as np
+import torch
 
-from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing
+from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, Ticket
 from adapmixed.privacy import (
     Accountant,
     BoundedRangeAnswer,
@@ -28,6 +30,7 @@ from adapmixed.privacy import (
 from adapmixed.privacy.account import Account
 from adapmixed.privacy.encoding import canonical, to_json
 from adapmixed.privacy.events import Origin
+from adapmixed.rng import SecureRandom
 
 DELTA = 1e-5
 
@@ -96,35 +99,20 @@ TOTALS: dict[str, tuple[dict[str, Any], Callable[[int], list[Event]]]] = {
 POOLED, BOXED = ClippedLogPool(-1.0, 1.0, scale=8.0), ClippedMixing(0.5, 2.0, order=4.0)
 
 
-class Offer:
-    """A ticket, as an accountant sees it, which records the outcome."""
-
-    def __init__(
-        self,
-        events: Sequence[Event] = (),
-        charges: Any = None,
-        *,
-        mechanism: Any = None,
-        ensemble: str | None = None,
-        models: int = 5,
-    ) -> None:
-        default = AdaPMixED(18.0, 0.2) if charges is None else POOLED
-        self.mechanism = default if mechanism is None else mechanism
-        self.charges = None if charges is None else np.array(charges, dtype=np.float64)
-        self.num_models = models if self.charges is None else len(self.charges)
-        self.origin = Origin(ensemble, ())
-        self.events, self.states, self.active = list(events), list[str](), None
-
-    def charge(self, pay: Any) -> None:
-        if self.states:
-            raise ValueError("ticket must be charged once")
-        self.states.append("begun")
-        try:
-            self.active = pay(self.events, self.charges)
-        except BaseException:
-            self.states.append("failed")
-            raise
-        self.states.append("charged")
+def offer(
+    events: Sequence[Event] = (),
+    charges: Any = None,
+    *,
+    mechanism: Any = None,
+    ensemble: str | None = None,
+    models: int = 5,
+) -> Any:
+    """Return a ticket of these costs, or under budgets of these charges of the members."""
+    own = None if charges is None else torch.tensor(np.array(charges, dtype=np.float64))
+    proposed: Any = SimpleNamespace(events=tuple(events), charges=own)
+    asked = mechanism or (AdaPMixED(18.0, 0.2) if own is None else POOLED)
+    num_models = models if own is None else len(own)
+    return Ticket(asked, num_models, proposed, None, SecureRandom(), Origin(ensemble, ()))
 
 
 def answer(number: int, models: int = 5) -> list[Event]:
@@ -205,19 +193,6 @@ def theorem_epsilon(rho: float, largest: float, delta: float) -> float:
 
 
 # docs/theory/clipped-mixing.md
-
-BOXES = [
-    (np.exp(-0.25), np.exp(0.25)),
-    (np.exp(-1.0), np.exp(1.0)),
-    (np.exp(-0.25), np.exp(2.0)),
-    (0.5, 20.0),
-    (0.1, 1.05),  # C + c < 2
-    (0.5, 1.2),
-    (0.0, 3.0),
-    (0.0, 1.5),
-    (1.0, 2.0),
-    (0.5, 1.0),
-]
 
 
 def random_distributions(

@@ -127,18 +127,18 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
     # No member and no plan is charged beyond its budget.
     ("adapmixed.privacy.account:Account.admit", "a member contributes after its budget is spent",
      changed(lambda active: active | True),
-     "privacy/test_account.py::test_charging_is_in_order_and_silent"),
+     "mechanisms/test_clipped.py::test_members_are_admitted_position_after_position"),
     ("adapmixed.privacy.account:Account._check_plan", "a plan of T queries answers more",
      NOTHING,
      "privacy/test_account.py"
      "::test_the_first_answer_charges_the_whole_plan_which_is_not_exceeded[bound]"),
-    ("adapmixed.privacy.account:check_left", "a generation does not see what others have spent",
+    ("adapmixed.privacy.accountant:Accountant.check_left", "a generation ignores what others spent",
      NOTHING,
      "generation/test_decoding.py::test_what_exceeds_the_rest_of_a_budget_is_refused_at_the_call"),
     ("adapmixed.serving.admission:Admission.reserve", "running answers have nothing reserved",
      instead(lambda self, tokens, key=None: Reservation(self, tokens)),
      "serving/test_reservations.py::test_tokens_are_reserved_until_they_are_charged_or_given_back"),
-    ("adapmixed.privacy.account:_check_fits", "losses of all are charged to one shard's budget",
+    ("adapmixed.privacy.accountant:_check_fits", "losses of all are charged to one shard's budget",
      NOTHING,
      "privacy/test_accountant.py::test_mechanisms_without_a_guarantee_under_the_settings"),
     # Seeds and replays.

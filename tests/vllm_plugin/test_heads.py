@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from adapmixed.ensemble.lora import MISSING, Adapter
+from adapmixed.ensemble.lora import MISSING, Adapter, Trunk
 from adapmixed.ensemble.output_layer import HeadAdapters, OutputLayer
-from adapmixed.ensemble.trunk import Trunk
 from adapmixed.vllm.heads import Heads
 from adapmixed_ext.inputs import likeliest
 

@@ -149,8 +149,8 @@ def _tokens(base: str, queries: int) -> list[int]:
     """Return the tokens of the held-out text; raise ValueError if there are too few."""
     from adapmixed.data import held_out_text
     from adapmixed.ensemble.public_model import load_tokenizer, reading_base
-    from adapmixed.ensemble.vocabulary import token_stream
     from adapmixed.evaluation import plan_runs
+    from adapmixed.text import token_stream
     from adapmixed.training.base import base_facts
 
     with reading_base(base):

@@ -53,7 +53,7 @@ def sharing(base: str) -> dict[str, object]:
     from adapmixed.ensemble.lora import block_names, head_name, linear_names
     from adapmixed.ensemble.public_model import load_base
     from adapmixed.ensemble.support import TESTED, check_model
-    from adapmixed.ensemble.vocabulary import end_of_text
+    from adapmixed.text import end_of_text
     from adapmixed.training.settings import HEAD
 
     model, tokenizer = load_base(base, None)

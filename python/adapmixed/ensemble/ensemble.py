@@ -9,18 +9,20 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from adapmixed.ensemble.decoder import Decoder
 from adapmixed.ensemble.lora import (
     Adapter,
+    Trunk,
+    find_trunk,
     head_name,
     layer_shape,
     linear_names,
     merged_layers,
+    repeat_at,
     stack_adapters,
 )
 from adapmixed.ensemble.members import read_members
@@ -32,10 +34,12 @@ from adapmixed.ensemble.output_layer import (
     row_width,
 )
 from adapmixed.ensemble.support import TESTED, check_behaviour, check_model, max_positions
-from adapmixed.ensemble.trunk import Trunk, find_trunk, repeat_at
-from adapmixed.ensemble.vocabulary import beginning_of, unnamed_ids
 from adapmixed.limits import LEAST_ACTIVE, active_tokens, check_models, check_vocabulary
 from adapmixed.ranks import ALONE, Ranks
+from adapmixed.text import beginning_of, unnamed_ids
+
+if TYPE_CHECKING:
+    from adapmixed.ensemble.decoder import Decoder
 
 _LOG = logging.getLogger(__name__)
 DEFAULT_MEMORY_BYTES = 1 << 30
@@ -122,7 +126,7 @@ class Ensemble:
             ValueError: if there are no adapters, if tokenizer and model do not fit, or if an
                 ensemble cannot be built on the model (docs/reference/supported-models.md).
         """
-        from adapmixed.ensemble.cache import cache_argument
+        from adapmixed.ensemble.decoder import cache_argument
 
         # Hooks at the end of the trunk store the shapes of the current pass.
         self._lock = threading.Lock()
@@ -366,6 +370,8 @@ class Ensemble:
         Raises:
             ValueError: as in `iter_logits`, or if a row ends in padding.
         """
+        from adapmixed.ensemble.decoder import Decoder
+
         ids, mask = self.check_ids(input_ids, attention_mask)
         active = active_tokens(active, self.vocab_size)
         return Decoder(self, ids, mask, memory_bytes, active, new_tokens, answer_bytes, unread)
@@ -445,7 +451,7 @@ class Ensemble:
             batch: number of sequences.
             chunk: how many positions may be computed in one pass, if it holds any.
         """
-        from adapmixed.ensemble.cache import key_value_cache
+        from adapmixed.ensemble.decoder import key_value_cache
 
         return key_value_cache(self.model.config, positions)
 
@@ -517,7 +523,7 @@ class Ensemble:
         The sizes are read from a cache with one position, because configurations name the heads in
         many ways.
         """
-        from adapmixed.ensemble.cache import written_layers
+        from adapmixed.ensemble.decoder import written_layers
 
         cache = self.new_cache()
         token = torch.zeros((1, 1), dtype=torch.int64, device=self.device)

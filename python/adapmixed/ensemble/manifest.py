@@ -59,7 +59,7 @@ class Manifest:
         document_names: one of `DOCUMENT_NAMES`, or None if not recorded. With "positions", one edit
             can move all later documents of a file to other shards.
         beginning: the tokens with which every training block began
-            (`vocabulary.beginning_of`), or None if not recorded.
+            (`text.beginning_of`), or None if not recorded.
         unit: the column of names if every name has a member of its own, which `shards` show; or
             None.
 

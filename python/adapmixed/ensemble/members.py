@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adapmixed.ensemble.lora import MISSING, Adapter, Update, head_name, layer_shape
+from adapmixed.ensemble.lora import MISSING, Adapter, Update, find_trunk, head_name, layer_shape
 from adapmixed.ensemble.manifest import (
     FILE_NAME,
     MEMBER_FILE,
@@ -41,14 +41,12 @@ from adapmixed.ensemble.public_model import (
     load_tokenizer,
     source_of,
 )
-from adapmixed.ensemble.trunk import find_trunk
-from adapmixed.ensemble.vocabulary import beginning_of
 from adapmixed.ranks import Ranks
+from adapmixed.text import beginning_of
 
 _LOG = logging.getLogger(__name__)
 Folder = str | os.PathLike[str]
 WEIGHTS_FILE = "adapter_model.safetensors"
-_PICKLED = "adapter_model.bin"
 _PREFIX = "base_model.model."
 _LORA_WEIGHT = re.compile(re.escape(_PREFIX) + r"(.+)\.lora_([AB])(?:\.[^.]+)?\.weight")
 """A layer's name and A or B; a state dict puts the adapter's name, often default, behind them."""
@@ -376,18 +374,10 @@ def _weights_file(folder: Path) -> Path:
     """Return the file of a peft folder's weights.
 
     Raises:
-        ValueError: if there is none. For pickled weights the message has the lines to convert them.
+        ValueError: if there is none.
     """
-    file, pickled = folder / WEIGHTS_FILE, folder / _PICKLED
-    if file.is_file():
+    if (file := folder / WEIGHTS_FILE).is_file():
         return file
-    if pickled.is_file():
-        raise ValueError(
-            f"{folder} must be a peft folder with {WEIGHTS_FILE}, got {_PICKLED}, which two lines "
-            "of Python convert:\nimport torch, safetensors.torch as st\n"
-            "st.save_file({k: v.contiguous().clone() for k, v in torch.load("
-            f"{str(pickled)!r}, 'cpu', weights_only=True).items()}}, {str(file)!r})"
-        )
     missing = file.name if folder.is_dir() else "folder there"
     raise ValueError(f"{folder} must be a peft folder, but there is no {missing}")
 

@@ -21,19 +21,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from adapmixed.ensemble.cache import cache_argument, keep_rows, key_value_cache, written_layers
+from adapmixed.ensemble.decoder import cache_argument, keep_rows, key_value_cache, written_layers
 from adapmixed.ensemble.ensemble import Ensemble, masking
 from adapmixed.ensemble.lora import MISSING
 from adapmixed.ensemble.members import fingerprint
 from adapmixed.ensemble.public_model import base_files, load_base
-from adapmixed.ensemble.vocabulary import (
+from adapmixed.limits import check_count, check_models, check_type
+from adapmixed.text import (
     beginning_of,
     begun,
     check_prompt,
     end_of_text,
     plain_ids,
 )
-from adapmixed.limits import check_count, check_models, check_type
 
 LONGEST = 256
 """Tokens of a record that a prompt holds unless told otherwise; the others are cut."""

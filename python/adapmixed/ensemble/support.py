@@ -19,7 +19,7 @@ from torch import Tensor
 
 from adapmixed.ensemble.lora import BatchedLoRA
 from adapmixed.ensemble.output_layer import HeadAdapters, Logits
-from adapmixed.ensemble.vocabulary import beginning_of
+from adapmixed.text import beginning_of
 
 if TYPE_CHECKING:
     from adapmixed.ensemble.ensemble import Ensemble
@@ -51,7 +51,7 @@ def check_model(model: Any, tokenizer: Any = None) -> None:
             is not the configuration's vocab_size.
         ValueError: if the tokenizer begins a text with a token that the model does not have.
     """
-    from adapmixed.ensemble.cache import cache_argument, check_cache
+    from adapmixed.ensemble.decoder import cache_argument, check_cache
 
     kind = model.config.model_type
     if getattr(model.config, "is_encoder_decoder", False):

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Never
 
 from adapmixed.ensemble.ensemble import DEFAULT_MEMORY_BYTES
-from adapmixed.ensemble.vocabulary import begun, text_ids
 from adapmixed.evaluation.loop import scored_parts
 from adapmixed.limits import DEFAULT_ACTIVE
 from adapmixed.mechanisms import Mechanism, Origin
 from adapmixed.privacy import Accountant, Guarantee
+from adapmixed.text import begun, text_ids
 from adapmixed_ext.types import RandomSource
 
 try:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from adapmixed.ensemble.ensemble import DEFAULT_MEMORY_BYTES
 from adapmixed.ensemble.output_layer import LogitsRoom
-from adapmixed.ensemble.vocabulary import begun
 from adapmixed.evaluation.diagnostics import Diagnostics, target_log_probs
 from adapmixed.evaluation.result import Evaluation, Tally, compared, read_state, save_state
 from adapmixed.files import remove_leftovers, sole_writer
@@ -25,6 +24,7 @@ from adapmixed.mechanisms import Mechanism, Origin, Rows, Unprotected, shaped
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.encoding import from_json, to_json
 from adapmixed.rng import SecureRandom, SeededRandom
+from adapmixed.text import begun
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble

@@ -5,25 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Never
+from typing import TYPE_CHECKING, Any, Never
 
 import torch
 from torch import Tensor
 
-from adapmixed.ensemble import Decoder, Ensemble
+from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.ensemble import DEFAULT_MEMORY_BYTES, AnswerBytes
-from adapmixed.ensemble.vocabulary import check_prompt, text_ids
 from adapmixed.errors import BudgetSpentError
 from adapmixed.generation.refused import REASONS
-from adapmixed.generation.text import (
-    Continuation,
-    StopRule,
-    left_padded,
-    messages_of,
-    stop_tokens,
-    templated,
-    texts_of,
-)
 from adapmixed.limits import (
     DEFAULT_ACTIVE,
     check_active,
@@ -36,7 +26,21 @@ from adapmixed.mechanisms import Allowance, Mechanism, Origin, Rows, shaped
 from adapmixed.mechanisms.rows import check_shape, shaped_bytes
 from adapmixed.privacy import Accountant, Guarantee
 from adapmixed.rng import SecureRandom
+from adapmixed.text import (
+    Continuation,
+    StopRule,
+    check_prompt,
+    left_padded,
+    messages_of,
+    stop_tokens,
+    templated,
+    text_ids,
+    texts_of,
+)
 from adapmixed_ext.types import RandomSource
+
+if TYPE_CHECKING:
+    from adapmixed.ensemble.decoder import Decoder
 
 _LOG = logging.getLogger(__name__)
 
@@ -372,10 +376,10 @@ class PrivateGenerator:
         """
 
         def of_one(rows: int, vocab_size: int, element: int, active: int | None) -> int:
-            copied, width, answered = shaped_bytes(
+            copied, width = shaped_bytes(
                 rows, vocab_size, element, temperature=temperature, top_k=top_k, active=active
             )
-            return copied + self.mechanism.answer_bytes(rows, width, answered)
+            return copied + self.mechanism.answer_bytes(width)
 
         return of_one
 

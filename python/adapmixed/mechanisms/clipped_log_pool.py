@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -101,14 +100,5 @@ class ClippedLogPool(Mechanism):
         rho = torch.from_numpy(individual_rho(span, self.scale, self.lower, self.upper, models))
         charges = rho if answered == positions else torch.where(asked.cpu(), rho, 0.0)
         setting = (self.scale, self.lower, self.upper, models, answered, self.queries)
-        events = _events(*setting, positions - answered)
+        events = BoundedRangeAnswer(*setting), PublicAnswer(positions - answered)
         return NextToken(rows, pool, events, ~asked, charges)
-
-
-@lru_cache  # every step asks, mostly with the same numbers
-def _events(
-    scale: float, lower: float, upper: float, models: int, answered: int, plan: int | None,
-    public: int,
-) -> tuple[Event, ...]:  # fmt: skip
-    """Return the costs of the answers, of which `public` cost nothing."""
-    return BoundedRangeAnswer(scale, lower, upper, models, answered, plan), PublicAnswer(public)

@@ -367,8 +367,8 @@ def shaped_bytes(
     temperature: float,
     top_k: int | None,
     active: int | None,
-) -> tuple[int, int, int]:
-    """Return the bytes of the copies of one query's rows, their columns and the bytes of a logit.
+) -> tuple[int, int]:
+    """Return the bytes of the copies of one query's rows, and their columns.
 
     The rows are an ensemble's, which have the active tokens alone. The tail is counted.
 
@@ -383,13 +383,12 @@ def shaped_bytes(
     support = min(vocab_size, top_k or vocab_size)
     speaking = min(vocab_size, active or vocab_size)
     kept = min(support, speaking)
-    answered = element if temperature == 1.0 else 4
     copied = (element if kept < speaking else 0) + (4 if temperature != 1.0 else 0)
     if kept == support:
-        return rows * kept * copied, kept, answered
+        return rows * kept * copied, kept
     # In fp32 the tail takes a free column of the ensemble's own rows.
     tail = 4 if copied or element < 4 else 0
-    return rows * (kept + 1) * (copied + tail) + 12 * vocab_size, kept + 1, 4
+    return rows * (kept + 1) * (copied + tail) + 12 * vocab_size, kept + 1
 
 
 def check_confidence(public_confidence: float | None) -> None:

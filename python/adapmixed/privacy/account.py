@@ -8,23 +8,15 @@ computes the ε that follows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.errors import BudgetSpentError
-from adapmixed.limits import (
-    check_active,
-    check_count,
-    check_delta,
-    check_epsilon,
-    check_models,
-    check_question,
-)
+from adapmixed.limits import check_delta, check_epsilon, check_question
 from adapmixed.privacy.composition import adaptive_epsilon
 from adapmixed.privacy.conversions import rdp_to_dp, zcdp_to_dp
 from adapmixed.privacy.encoding import READERS, from_json
@@ -35,16 +27,12 @@ from adapmixed.privacy.events import (
     GaussianScreening,
     IndividualCharge,
     LeaveOneOutLoss,
-    Origin,
     PublicAnswer,
     RenyiBound,
     UnprotectedAnswer,
     setting_of,
 )
 from adapmixed.privacy.rounding import array_add_up, times_up
-
-if TYPE_CHECKING:
-    from adapmixed.mechanisms import Mechanism
 
 
 @dataclass(frozen=True)
@@ -186,22 +174,6 @@ class Account:
         of = asked.epsilon, asked.delta, found[0].order, asked.adjacency, largest
         return ShardBudget.for_epsilon(*of)
 
-    def bound_to(self, mechanism: Mechanism, num_models: int, origin: Origin) -> Account:
-        """Return the account bound to this mechanism and ensemble, or this one if it is already.
-
-        Raises:
-            ValueError: the account is bound to something else, or the mechanism gives no guarantee
-                under the account's settings.
-        """
-        _check_fits(mechanism, self.settings)
-        _, order = mechanism.measure or (None, None)
-        models = check_models(num_models)
-        largest = mechanism.largest_charge(models)
-        active = check_active(origin.active_tokens, "active_tokens")
-        of = order, largest, origin.ensemble, active, origin.unit
-        binding = Binding(_described(mechanism), models, *of)
-        return self if self.binding == binding else self.added([binding])
-
     def added(self, events: Iterable[Event]) -> Account:
         """Return the account with all of these events, in order.
 
@@ -294,9 +266,10 @@ class Account:
                 "fixed ε and δ add"
             )
         models = getattr(event, "num_models", None)
-        if None not in (models, self.num_models) and models != self.num_models:
+        before = next((one.num_models for one in self.counts if one.method), models)
+        if models not in (None, before):
             raise ValueError(
-                f"num_models must be the same in every event, got {models} after {self.num_models}"
+                f"num_models must be the same in every event, got {models} after {before}"
             )
         if isinstance(event, LeaveOneOutLoss | RenyiBound):
             here = event.orders, event.adjacency
@@ -328,11 +301,6 @@ class Account:
     def method(self) -> str | None:
         """The method that composes all charges, of each event; None before the first cost."""
         return next(filter(None, (event.method for event in self.counts)), None)
-
-    @property
-    def num_models(self) -> int | None:
-        """N of the costs; None before the first one."""
-        return next((int(e.num_models) for e in self.counts if e.method), None)
 
     @property
     def renyi(self) -> tuple[tuple[float, ...], str] | None:
@@ -374,11 +342,6 @@ class Account:
         return sum(n for e, n in self.counts.items() if getattr(e, "budget", None) is not None)
 
     @property
-    def public_queries(self) -> int:
-        """Number of queries that were answered from public values only."""
-        return self.counts.get(PublicAnswer(0), 0)
-
-    @property
     def queries(self) -> int:
         """Number of answered queries. A screening is part of an answer, not a query."""
         return sum(n for e, n in self.counts.items() if not isinstance(e, GaussianScreening))
@@ -404,58 +367,3 @@ def _differences(known: Any, given: Any) -> tuple[dict[str, Any], dict[str, Any]
     names = [name for name in vars(known) if getattr(known, name) != getattr(given, name)]
     was, now = ({name: getattr(one, name) for name in names} for one in (known, given))
     return was, now
-
-
-def _described(mechanism: Mechanism) -> str:
-    """Return the mechanism with its settings; a real number looks alike whatever its type.
-
-    A dataclass's own `repr` is "..." for good in a thread in which one was interrupted.
-    """
-    if not is_dataclass(mechanism):
-        return repr(mechanism)
-    settings = []
-    for one in fields(mechanism):
-        value = getattr(mechanism, one.name)
-        real = "float" in str(one.type) and isinstance(value, Real)
-        settings += [f"{one.name}={float(value) if real else value!r}"] if one.repr else []
-    return f"{type(mechanism).__qualname__}({', '.join(settings)})"
-
-
-def _check_fits(mechanism: Mechanism, settings: Settings) -> None:
-    """Raise ValueError unless the mechanism gives a guarantee under these settings."""
-    delta = getattr(mechanism, "delta", settings.delta)
-    if delta != settings.delta:
-        raise ValueError(
-            f"delta must be the mechanism's own, {delta!r}, got an accountant of {settings.delta!r}"
-        )
-    if settings.adjacency == "replace_one" and mechanism.no_replacement:
-        raise ValueError(
-            f"adjacency must be 'zero_out' for {type(mechanism).__name__}, got 'replace_one': "
-            f"{mechanism.no_replacement}"
-        )
-    if settings.epsilon is None:
-        if mechanism.no_total:
-            raise ValueError(mechanism.no_total)
-        return
-    if mechanism.no_budget:
-        raise ValueError(
-            f"epsilon must be None for {type(mechanism).__name__}, got {settings.epsilon!r}: "
-            f"{mechanism.no_budget}"
-        )
-    if mechanism.planned_queries is not None:
-        raise ValueError(
-            f"queries must be None if every shard has a budget, got {mechanism.planned_queries}: "
-            "any number of queries keeps it"
-        )
-
-
-def check_left(mechanism: Mechanism, answered: int, queries: int) -> None:
-    """Raise BudgetSpentError unless the mechanism's plan has room for so many more queries."""
-    planned, queries = mechanism.planned_queries, check_count("queries", queries, 0)
-    if planned is not None and answered + queries > planned:
-        raise BudgetSpentError(
-            f"queries must stay within the {planned} that the mechanism was planned for, "
-            f"{answered} of which are spent, got up to {queries} more with "
-            f"{max(planned - answered, 0)} left: ask for fewer (evaluate: --queries, "
-            "else --max-new-tokens)"
-        )

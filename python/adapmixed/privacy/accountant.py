@@ -5,14 +5,22 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.limits import check_delta, check_queries
-from adapmixed.privacy.account import Account, Settings, ShardBudget, check_left
+from adapmixed.errors import BudgetSpentError
+from adapmixed.limits import (
+    check_active,
+    check_count,
+    check_delta,
+    check_models,
+    check_queries,
+)
+from adapmixed.privacy.account import Account, Settings, ShardBudget
 from adapmixed.privacy.encoding import from_json, to_json
 from adapmixed.privacy.events import BY_HAND, Binding, Caveat, Event, IndividualCharge, Origin
 from adapmixed.privacy.guarantee import Guarantee, fixed_epsilon, guarantee_of, parts_of
@@ -155,7 +163,7 @@ class Accountant:
         self._check_usable()
         with self._lock:
             origin = Origin(ensemble, (), active_tokens, unit)
-            self._bind(self._account.bound_to(mechanism, num_models, origin))
+            self._bind(self._bound(mechanism, num_models, origin))
 
     def register(self, ensemble: str | os.PathLike[str]) -> None:
         """Have the next charge enter the ledger into the register of an ensemble's ledgers.
@@ -165,22 +173,47 @@ class Accountant:
         """
         self._ensembles.setdefault(os.path.realpath(ensemble), None)
 
+    def _bound(self, mechanism: Mechanism, num_models: int, origin: Origin) -> Account:
+        """Return the account bound to this mechanism and ensemble, the same if it was already.
+
+        Raises:
+            ValueError: as :meth:`bind`.
+        """
+        account = self._account
+        _check_fits(mechanism, account.settings)
+        _, order = mechanism.measure or (None, None)
+        models = check_models(num_models)
+        largest = mechanism.largest_charge(models)
+        active = check_active(origin.active_tokens, "active_tokens")
+        of = order, largest, origin.ensemble, active, origin.unit
+        binding = Binding(_described(mechanism), models, *of)
+        return account if account.binding == binding else account.added([binding])
+
     def _bind(self, account: Account) -> None:
         if account is not self._account:
             self._commit(account.of(Binding), account)
 
-    def check_left(self, mechanism: Mechanism, queries: int) -> None:
+    def check_left(self, mechanism: Mechanism, queries: int, spent: int | None = None) -> None:
         """Check that the mechanism's plan has room for so many more queries.
 
         Args:
             mechanism: the mechanism that will answer.
             queries: the largest number of queries that may be answered. An answer that ends early
                 takes fewer.
+            spent: number of answered queries of the plan; None for those that were charged.
 
         Raises:
             BudgetSpentError: fewer queries are left of the plan.
         """
-        check_left(mechanism, self._account.planned, queries)
+        planned, queries = mechanism.planned_queries, check_count("queries", queries, 0)
+        spent = self.planned if spent is None else spent
+        if planned is not None and spent + queries > planned:
+            raise BudgetSpentError(
+                f"queries must stay within the {planned} that the mechanism was planned for, "
+                f"{spent} of which are spent, got up to {queries} more with "
+                f"{max(planned - spent, 0)} left: ask for fewer (evaluate: --queries, "
+                "else --max-new-tokens)"
+            )
 
     def check_seeded(self, seeded: bool) -> None:
         """Raise ValueError if charges go to a ledger and the randomness may be seeded."""
@@ -253,7 +286,7 @@ class Accountant:
         charges: NDArray[np.float64] | None,
     ) -> NDArray[np.bool_] | None:
         """Charge events or, under budgets, the members that can pay; return who was charged."""
-        bound, active = self._account.bound_to(mechanism, num_models, origin), None
+        bound, active = self._bound(mechanism, num_models, origin), None
         if mechanism.measure is not None and bound.budget is not None:
             if charges is None:
                 raise ValueError(
@@ -401,3 +434,46 @@ class Accountant:
                 "an accountant must be used in the process that made it: parent and child of a "
                 "fork would each spend its budget"
             )
+
+
+def _described(mechanism: Mechanism) -> str:
+    """Return the mechanism with its settings; a real number looks alike whatever its type.
+
+    A dataclass's own `repr` is "..." for good in a thread in which one was interrupted.
+    """
+    if not is_dataclass(mechanism):
+        return repr(mechanism)
+    settings = []
+    for one in fields(mechanism):
+        value = getattr(mechanism, one.name)
+        real = "float" in str(one.type) and isinstance(value, Real)
+        settings += [f"{one.name}={float(value) if real else value!r}"] if one.repr else []
+    return f"{type(mechanism).__qualname__}({', '.join(settings)})"
+
+
+def _check_fits(mechanism: Mechanism, settings: Settings) -> None:
+    """Raise ValueError unless the mechanism gives a guarantee under these settings."""
+    delta = getattr(mechanism, "delta", settings.delta)
+    if delta != settings.delta:
+        raise ValueError(
+            f"delta must be the mechanism's own, {delta!r}, got an accountant of {settings.delta!r}"
+        )
+    if settings.adjacency == "replace_one" and mechanism.no_replacement:
+        raise ValueError(
+            f"adjacency must be 'zero_out' for {type(mechanism).__name__}, got 'replace_one': "
+            f"{mechanism.no_replacement}"
+        )
+    if settings.epsilon is None:
+        if mechanism.no_total:
+            raise ValueError(mechanism.no_total)
+        return
+    if mechanism.no_budget:
+        raise ValueError(
+            f"epsilon must be None for {type(mechanism).__name__}, got {settings.epsilon!r}: "
+            f"{mechanism.no_budget}"
+        )
+    if mechanism.planned_queries is not None:
+        raise ValueError(
+            f"queries must be None if every shard has a budget, got {mechanism.planned_queries}: "
+            "any number of queries keeps it"
+        )

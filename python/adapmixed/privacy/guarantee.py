@@ -37,6 +37,7 @@ from adapmixed.privacy.events import (
     ClippedAnswer,
     GaussianScreening,
     LeaveOneOutLoss,
+    PublicAnswer,
     RenyiBound,
 )
 from adapmixed.privacy.rounding import add_up, array_add_up, times_up, up
@@ -289,7 +290,7 @@ def guarantee_of(
     """
     delta = account.settings.delta if delta is None else delta
     adjacency = check_question(adjacency or account.settings.adjacency)
-    kind, queries, public = account.kind, account.queries, account.public_queries
+    kind, queries, public = account.kind, account.queries, account.counts.get(PublicAnswer(0), 0)
     unit = None if account.binding is None else account.binding.unit
     unit = "shard" if unit is None else repr(unit)
     if kind in ("none", "public"):

@@ -15,14 +15,13 @@ is killed later, the charge is counted, released or not.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import os
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -37,7 +36,7 @@ from adapmixed.errors import (
     LedgerMismatchError,
     LedgerWriteError,
 )
-from adapmixed.files import check_locks, flush
+from adapmixed.files import remove_leftovers, sole_writer, temporary_folder, write_file
 from adapmixed.privacy.account import Account, Settings
 from adapmixed.privacy.encoding import (
     canonical,
@@ -220,7 +219,7 @@ class Ledger:
         reading: the ledger as it is now.
 
     Args:
-        path: path of the database on a local file system. A lock file lies next to it.
+        path: path of the database on a local file system. A lock file lies next to it meanwhile.
         settings: settings that the ledger must have.
         create: if False, raise LedgerWriteError if there is no ledger.
 
@@ -236,13 +235,12 @@ class Ledger:
         self, path: str | os.PathLike[str], settings: Settings, *, create: bool = True
     ) -> None:
         self.path = place = os.path.realpath(path)
-        self._lock, self._process = -1, os.getpid()
+        self._lock = ExitStack()
         self._connection: sqlite3.Connection | None = None
         self._unusable: str | None = None
         try:
             _check_file(place, missing=create)
-            check_locks(place)
-            self._lock = _locked(f"{place}-lock")
+            self._lock.enter_context(sole_writer(place))
             if not os.path.lexists(place):
                 _create(place, settings)
             if os.stat(place).st_nlink > 1:
@@ -260,6 +258,10 @@ class Ledger:
                         f"{name} must be what the ledger was created with, "
                         f"{getattr(kept, name)!r}, got {value!r}"
                     )
+        except BlockingIOError:
+            raise LedgerBusyError(
+                f"{place} is held by another writer: one process at a time may charge a ledger"
+            ) from None
         except BaseException as error:
             self.close()
             if isinstance(error, OSError) and not isinstance(error, LedgerError):
@@ -334,20 +336,10 @@ class Ledger:
             if not empty and self._unusable is None and self.reading.account.empty:
                 with suppress(LedgerClosedError):  # another file has its path
                     self._check_in_place()
-                    _remove(self.path)
-        self._unlock()
+                    for suffix in ("", "-wal", "-shm"):  # a reader may keep the last two
+                        Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+        self._lock.close()
         self._unusable = self._unusable or "it was closed"
-
-    def _unlock(self) -> None:
-        if self._lock >= 0:
-            file, self._lock = self._lock, -1
-            if os.getpid() == self._process:  # a forked child must not, as its parent holds it
-                fcntl.flock(file, fcntl.LOCK_UN)
-            os.close(file)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_lock"):
-            self._unlock()
 
 
 def read_ledger(path: str | os.PathLike[str], *, whole: bool = True) -> Reading:
@@ -483,29 +475,6 @@ def _check_file(path: str, *, missing: bool = False) -> None:
         raise LedgerWriteError(f"{path} must be a ledger, but there is no such file")
 
 
-def _locked(path: str) -> int:
-    """Lock a file against a second writer, in this process and in others; return its descriptor.
-
-    The system drops the lock when the process and its forked children end, however they end. The
-    file stays: to remove it could let in two writers.
-
-    Raises:
-        LedgerBusyError: another writer holds it.
-        OSError: the file cannot be opened.
-    """
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(file)
-        if isinstance(error, BlockingIOError | PermissionError):
-            raise LedgerBusyError(
-                f"{path} is held by another writer: one process at a time may charge a ledger"
-            ) from None
-        raise
-    return file
-
-
 @contextmanager
 def translated(path: str) -> Iterator[None]:
     """Turn errors of SQLite into LedgerErrors.
@@ -526,10 +495,7 @@ def translated(path: str) -> Iterator[None]:
             raise LedgerCorruptError(
                 f"{path} is not an intact ledger: {error}; if it was one, count it as spent in full"
             ) from error
-        advice = ""
-        if os.path.lexists(f"{path}-wal") and not os.access(os.path.dirname(path) or ".", os.W_OK):
-            advice = f"; copy it, with {path}-wal, to a folder that you may write to"
-        raise LedgerWriteError(f"{path} could not be read or written: {error}{advice}") from error
+        raise LedgerWriteError(f"{path} could not be read or written: {error}") from error
 
 
 def _connect(path: str, mode: str) -> sqlite3.Connection:
@@ -575,11 +541,9 @@ def _check_database(connection: sqlite3.Connection, path: str) -> None:
         raise LedgerCorruptError(f"{path} is not the database of a ledger")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version != FORMAT_VERSION:
-        advice = "read it with the version of adapmixed that wrote it"
-        if version < FORMAT_VERSION:
-            advice = "begin another ledger, and add the ε and δ that this one promised to its own"
         raise LedgerCorruptError(
-            f"{path} must have format_version {FORMAT_VERSION}, got {version}: {advice}"
+            f"{path} must have format_version {FORMAT_VERSION}, got {version}: read it with the "
+            "version of adapmixed that wrote it; another ledger's ε and δ add to its own"
         )
     if dict(connection.execute("SELECT name, sql FROM sqlite_master")) != SCHEMA:
         raise LedgerCorruptError(f"{path} does not have the tables of a ledger")
@@ -587,7 +551,6 @@ def _check_database(connection: sqlite3.Connection, path: str) -> None:
 
 def _make_durable(connection: sqlite3.Connection, path: str) -> None:
     """Have every commit wait for the device, and raise LedgerWriteError if that cannot be."""
-    # WAL from the creation: a later change of the mode could be interrupted.
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         raise LedgerWriteError(
@@ -624,38 +587,26 @@ def _create(path: str, settings: Settings) -> None:
 
     Raises:
         LedgerCorruptError: the write-ahead log of a lost database is there.
-        LedgerWriteError: the database cannot be written.
+        OSError: the file cannot be written.
     """
     if os.path.lexists(f"{path}-wal"):
         raise LedgerCorruptError(f"{path} must exist if {path}-wal does, but there is no such file")
     written = {"format_version": FORMAT_VERSION, "identity": os.urandom(16).hex()}
     first = Record.after(None, canonical(written | {"settings": to_json(settings)}))
-    fresh = f"{path}-new"
+    totals = Reading(path, first, first, Account(settings)).totals
+    place = Path(path)
+    remove_leftovers(place.parent, place.name)
+    folder = temporary_folder(place)
+    fresh = folder / "ledger.db"
     try:
-        _remove(fresh)
-        os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
-        with translated(path), closing(_connect(fresh, "rw")) as connection:
-            _make_durable(connection, path)
-            connection.execute("BEGIN IMMEDIATE")
+        with translated(path), closing(sqlite3.connect(fresh, isolation_level=None)) as connection:
             for statement in SCHEMA.values():
                 connection.execute(statement)
-            totals = Reading(path, first, first, Account(settings)).totals
             connection.execute("INSERT INTO record VALUES (?, ?, ?)", tuple(vars(first).values()))
             connection.execute("INSERT INTO totals VALUES (1, ?, ?)", totals)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
-            connection.execute("COMMIT")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        if os.path.lexists(f"{fresh}-wal"):
-            raise OSError(errno.EIO, "the new database could not be completed")
-        os.rename(fresh, path)
-        flush(Path(path).parent)
+            _make_durable(connection, path)  # writes go to a log only from here on
+        write_file(place, fresh.read_bytes())
     finally:
-        _remove(fresh)
-
-
-def _remove(path: str) -> None:
-    """Remove a database and its logs, if they are there."""
-    for suffix in ("", "-journal", "-wal", "-shm"):
-        with suppress(FileNotFoundError):
-            os.unlink(path + suffix)
+        shutil.rmtree(folder)

@@ -7,7 +7,6 @@ lost. docs/concepts/guarantees.md says how costs add up.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import math
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from adapmixed.errors import LedgerCorruptError, LedgerError
-from adapmixed.files import remove_leftovers, write_file
+from adapmixed.files import remove_leftovers, sole_writer, write_file
 from adapmixed.limits import check_queries
 from adapmixed.privacy.account import Account
 from adapmixed.privacy.events import ClippedAnswer
@@ -84,9 +83,7 @@ def enter(ensemble: str | os.PathLike[str], reading: Reading) -> None:
         if entered(register).get(identity) == entry:
             return
         register.parent.mkdir(mode=0o700, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        with os.fdopen(os.open(register.with_suffix(".lock"), flags, 0o600)) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with sole_writer(register, wait=True):
             remove_leftovers(register.parent, FILE_NAME)
             ledgers = entered(register) | {identity: entry}
             listed = {one: found._asdict() for one, found in ledgers.items()}

@@ -7,7 +7,6 @@ import threading
 
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant
-from adapmixed.privacy.account import check_left
 from adapmixed.serving.errors import RequestError
 from adapmixed.serving.keys import ANYONE, Clients, Key
 
@@ -56,7 +55,7 @@ class Admission:
             # Public answers cost nothing; a step may be charged before its tokens are freed.
             charged = self._accountant.planned
             self._spent = min(self._spent, charged) if self._reserved else charged
-            check_left(self._mechanism, self._spent, tokens)
+            self._accountant.check_left(self._mechanism, tokens, self._spent)
             planned = self._mechanism.planned_queries
             if planned is not None and self._spent + self._reserved + tokens > planned:
                 raise RequestError(503, _RESERVED, "reserved", headers={"retry-after": "5"})

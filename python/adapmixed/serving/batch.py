@@ -11,16 +11,17 @@ import torch
 from torch import Tensor
 
 from adapmixed.ensemble.ensemble import DEFAULT_MEMORY_BYTES
-from adapmixed.generation.text import left_padded
 from adapmixed.limits import DEFAULT_ACTIVE, check_count
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant
 from adapmixed.serving.drawing import Drawing
 from adapmixed.serving.engine import Prompt
+from adapmixed.text import left_padded
 from adapmixed_ext.types import RandomSource
 
 if TYPE_CHECKING:
-    from adapmixed.ensemble import Decoder, Ensemble
+    from adapmixed.ensemble import Ensemble
+    from adapmixed.ensemble.decoder import Decoder
 
 # Prompts are read together if the longest has at most this many times the tokens of the shortest,
 # and a few more: padding is computed, too.

@@ -6,14 +6,13 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from adapmixed.ensemble.vocabulary import check_prompt, text_ids
 from adapmixed.generation.generator import check_window
 from adapmixed.generation.refused import NO_DRAW, REASONS
-from adapmixed.generation.text import check_text, stop_tokens, templated
 from adapmixed.limits import check_count, check_flag, check_temperature
 from adapmixed.serving.engine import MOST_WAITING, Prompt, Query
 from adapmixed.serving.errors import RequestError, bad_request, no_model, shortened
 from adapmixed.serving.keys import Key
+from adapmixed.text import check_prompt, check_text, stop_tokens, templated, text_ids
 
 ROLES = ("system", "developer", "user", "assistant")
 _FORMS = "a string, a list of strings, a list of token ids, or a list of lists of token ids"

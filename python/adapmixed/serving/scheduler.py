@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from adapmixed.errors import LedgerError
-from adapmixed.generation.text import AnswerText
 from adapmixed.serving.admission import Reservation
 from adapmixed.serving.engine import MOST_WAITING, Engine, Piece, Prompt, Query
 from adapmixed.serving.errors import queue_full, stopping
 from adapmixed.serving.metrics import Metrics
+from adapmixed.text import AnswerText
 
 _LOG = logging.getLogger(__name__)
 

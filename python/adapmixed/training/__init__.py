@@ -1,6 +1,6 @@
 """Divide documents into shards, and train one adapter per shard."""
 
-from adapmixed.ensemble.vocabulary import token_stream
+from adapmixed.text import token_stream
 from adapmixed.training.blocks import token_blocks
 from adapmixed.training.finetune import save_adapter, shard_seed, train_adapter
 from adapmixed.training.run import TrainingRun, train_ensemble

@@ -13,7 +13,7 @@ from adapmixed.data.corpus import Corpus
 from adapmixed.ensemble.lora import block_names, head_name, linear_names
 from adapmixed.ensemble.public_model import base_files, file_digests, load_tokenizer
 from adapmixed.ensemble.support import TESTED, check_model, max_positions
-from adapmixed.ensemble.vocabulary import beginning_of, end_of_text
+from adapmixed.text import beginning_of, end_of_text
 
 
 @dataclass(frozen=True)

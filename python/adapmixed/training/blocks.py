@@ -82,7 +82,7 @@ def token_blocks(
     Args:
         tokens: the stream; fewer than two tokens give no block, since nothing can be predicted.
         block_size: t, tokens of the stream per block, >= 2.
-        beginning: the k tokens that every block begins with (`vocabulary.beginning_of`).
+        beginning: the k tokens that every block begins with (`text.beginning_of`).
 
     Returns:
         (input_ids, labels), each (blocks, k + t) int64. Labels are -100 where nothing is scored: at

@@ -202,7 +202,7 @@ class AdapterTrainer:
             tokens: the shard's token stream; fewer than two tokens count as an empty shard.
             seed: the run's seed.
             shard: the shard's number, >= 0.
-            beginning: the tokens that every block begins with (`vocabulary.beginning_of`).
+            beginning: the tokens that every block begins with (`text.beginning_of`).
             held_out: tokens of the same shard, on which the loss is measured after each epoch.
             scratch: a private folder for hidden states that are too large for memory; None to keep
                 them in memory.

@@ -40,9 +40,9 @@ class Baseline(Mechanism):
 
     no_budget = "its cost is not one member's own; ClippedMixing and ClippedLogPool take a budget"
 
-    def answer_bytes(self, rows: int, vocab_size: int, element: int) -> int:
+    def answer_bytes(self, width: int) -> int:
         """Return the bytes of `Mechanism.answer_bytes` and those of three more float64 rows."""
-        return super().answer_bytes(rows, vocab_size, element) + 3 * 8 * vocab_size
+        return super().answer_bytes(width) + 3 * 8 * width
 
 
 def unprotected(rows: Rows) -> tuple[Inputs, Projection]:

@@ -26,10 +26,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from adapmixed.data import Corpus, Document
 from adapmixed.data.text import missing_extra
-from adapmixed.ensemble.vocabulary import plain_ids
 from adapmixed.files import create_file, write_file
 from adapmixed.report import MISSING
 from adapmixed.synthesis import Synthesis
+from adapmixed.text import plain_ids
 from adapmixed_lab.figures.html import template
 from adapmixed_lab.figures.style import COLOURS, DASHES, DrawnFigure, canvas
 

@@ -14,10 +14,10 @@ import scipy  # it loads scipy.stats on its first use
 
 from adapmixed.data import Document, held_out_documents
 from adapmixed.data.corpus import HUB
-from adapmixed.ensemble.vocabulary import token_stream
 from adapmixed.evaluation import Evaluation, evaluate
 from adapmixed.mechanisms import Mechanism, PublicOnly, Unprotected, UnprotectedPool
 from adapmixed.rng import SeededRandom
+from adapmixed.text import token_stream
 from adapmixed.training.demo import train_demo
 from adapmixed_lab.reproduce.paper import DELTA, PUBLIC
 from adapmixed_lab.reproduce.sources import Sources
