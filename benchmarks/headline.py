@@ -48,8 +48,8 @@ from adapmixed.privacy.planner import (
     plan,
 )
 from adapmixed.rng import SeededRandom
+from adapmixed.text import token_stream
 from adapmixed.training import FinetuneConfig, TrainingRun, train_ensemble
-from adapmixed.training.blocks import token_stream
 from adapmixed.training.folder import TrainingFolder
 from adapmixed.training.settings import HEAD
 from adapmixed.training.shards import create_key

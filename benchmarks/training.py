@@ -26,8 +26,8 @@ from adapmixed.data import demo_base
 from adapmixed.evaluation import evaluate
 from adapmixed.mechanisms import Mechanism
 from adapmixed.rng import SeededRandom
+from adapmixed.text import token_stream
 from adapmixed.training import FinetuneConfig
-from adapmixed.training.blocks import token_stream
 from adapmixed.training.settings import HEAD
 from benchmarks.harness import Report, headline, machine
 from benchmarks.headline import DELTA, DOCUMENTS, PART, documents, trained

@@ -25,7 +25,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from adapmixed.training.blocks import Blocks, token_blocks, token_stream
+from adapmixed.text import token_stream
+from adapmixed.training.blocks import Blocks, token_blocks
 from adapmixed.training.finetune import fit
 from adapmixed.training.settings import FinetuneConfig
 

@@ -21,7 +21,7 @@ from adapmixed.rng import SeededRandom
 from adapmixed.serving.fields import conversation_of, prompts_of
 from adapmixed.text import beginning_of, begun, text_ids
 from adapmixed.training import finetune, token_blocks, token_stream, train_ensemble
-from adapmixed_lab.dp_sgd.training import record_blocks
+from adapmixed_lab.dp_sgd import record_blocks
 
 BOS = 5
 TEXT = "The try statement specifies exception handlers and cleanup code for a group of statements."

@@ -13,7 +13,7 @@ import pytest
 from adapmixed.commands import mechanisms
 from adapmixed.ensemble import manifest
 from adapmixed.training import folder as training
-from adapmixed_lab.dp_sgd import training as dp_sgd
+from adapmixed_lab import dp_sgd
 from adapmixed_lab.reproduce import dp_adapter
 from adapmixed_lab.reproduce import result as reproduction
 

@@ -266,18 +266,12 @@ def _as_bytes(value: Tensor) -> Tensor:
 
 
 @contextmanager
-def joined(
-    *,
-    timeout_seconds: float = TIMEOUT_SECONDS,
-    place: Rank | None = None,
-    cuda: bool = False,
-) -> Iterator[Ranks]:
+def joined(*, timeout_seconds: float = TIMEOUT_SECONDS, cuda: bool = False) -> Iterator[Ranks]:
     """Join the processes that `torchrun` started; use it in a `with` statement.
 
     Args:
         timeout_seconds: how long a process waits for the others, at the start and in every step;
             > 0 and at most a million.
-        place: this process's rank; None to read it from the environment.
         cuda: whether tensors are on GPUs, which communicate through NCCL.
 
     Yields:
@@ -290,7 +284,7 @@ def joined(
         ProcessError: if the other processes do not appear, or if one has ended.
     """
     check_number("timeout_seconds", timeout_seconds, above=0.0, most=_LONGEST_TIMEOUT)
-    place = Rank.from_environment() if place is None else place
+    place = Rank.from_environment()
     if place.world == 1:
         yield ALONE
         return

@@ -76,6 +76,30 @@ def plain_ids(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
+def token_stream(tokenizer: Any, texts: Sequence[str], vocab_size: int | None = None) -> list[int]:
+    """Return the token ids of all texts in order, each followed by the end-of-text token.
+
+    A BOS that a chat template has written is left out, since every block begins with one.
+
+    Args:
+        tokenizer: the base's tokenizer.
+        texts: the texts.
+        vocab_size: V of the base, to leave out what only the tokenizer has; None for all tokens.
+
+    Raises:
+        ValueError: if the tokenizer has no end-of-text token.
+    """
+    end = end_of_text(tokenizer, vocab_size)
+    beginning = list(beginning_of(tokenizer))
+    stream: list[int] = []
+    for text in texts:
+        ids = plain_ids(tokenizer, text)
+        ids = ids[len(beginning) :] if ids[: len(beginning)] == beginning else ids
+        stream += ids if vocab_size is None else [one for one in ids if one < vocab_size]
+        stream.append(end)
+    return stream
+
+
 def unnamed_ids(tokenizer: Any, vocab_size: int) -> Tensor:
     """Return the ids in [0, vocab_size) that stand for no token, ascending, int64.
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,14 +26,6 @@ def test_held_out_topics_are_in_no_shard() -> None:
     assert sum(len(d.text) for d in evaluation) > 20_000
     texts = [" ".join(d.text.split()) for d in private + evaluation]
     assert len(set(texts)) == len(texts)  # no paragraph occurs twice
-
-
-def test_data_needs_no_torch() -> None:
-    code = "import sys, adapmixed.data as d; d.private_documents(); print('torch' in sys.modules)"
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert result.stdout.strip() == "False"
 
 
 def test_the_public_model_is_small_and_names_no_place() -> None:

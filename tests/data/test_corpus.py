@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from adapmixed.data import Corpus, Document, private_documents
+from adapmixed.data import Corpus, Document
 from adapmixed.data.text import read_text
 
 ROWS = [
@@ -39,12 +39,6 @@ def write_table(path: Path, rows: list[dict[str, Any]]) -> Path:
 
     parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     return path
-
-
-def test_builtin_is_named_by_topics() -> None:
-    corpus = Corpus("builtin")
-    assert list(corpus.documents()) == private_documents()
-    assert (corpus.name, corpus.unit) == ("builtin", "topic")
 
 
 def test_files_of_a_folder_are_documents(tmp_path: Path) -> None:

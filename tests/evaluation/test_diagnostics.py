@@ -25,13 +25,11 @@ from result_cases import (
 from torch import Tensor
 
 from adapmixed.evaluation import Diagnostics, Evaluation, evaluate
-from adapmixed.evaluation.diagnostics import BINS, Curve, utility_terms
-from adapmixed.evaluation.result import CURVE_POINTS
+from adapmixed.evaluation.diagnostics import BINS, utility_terms
+from adapmixed.evaluation.result import CURVE_POINTS, Curve
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, Unprotected
 from adapmixed.privacy.account import ShardBudget
 from adapmixed.rng import SeededRandom
-
-pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
 INF = math.inf
 

@@ -8,13 +8,12 @@ import json
 import os
 import random
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_ensemble import FakeEnsemble
-from processes import forked, status_of
+from processes import CHANGES, forked, killed_before, status_of
 from result_cases import (
     BLOCK,
     MECHANISMS,
@@ -28,9 +27,6 @@ from result_cases import (
 from adapmixed.evaluation.result import FORMAT_VERSION
 from adapmixed.rng import SecureRandom, SeededRandom
 
-# Every call through which a result file is changed.
-CALLS = ("open", "fsync", "replace", "unlink")
-
 
 @pytest.fixture(scope="module")
 def reference() -> list[Any]:
@@ -42,33 +38,12 @@ def windows_in(path: Path) -> int:
     return int(json.loads(path.read_bytes())["state"]["place"])
 
 
-def killed_before(number: int, path: Path, **changed: Any) -> int:
-    """Evaluate in a child that is killed before its number-th call, and return its status."""
-
-    def work() -> None:
-        countdown = itertools.count(number, -1)
-
-        def dying(call: Callable[..., Any]) -> Callable[..., Any]:
-            def wrapped(*arguments: Any, **named: Any) -> Any:
-                if next(countdown) == 1:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return call(*arguments, **named)
-
-            return wrapped
-
-        for name in CALLS:
-            setattr(os, name, dying(getattr(os, name)))
-        answer(path, **changed)
-
-    return status_of(forked(work))
-
-
 @pytest.mark.slow
 def test_killed_before_every_change_of_the_disk(tmp_path: Path) -> None:
     reference, windows = numbers(answer(runs=1)), -(-QUERIES // (BLOCK - 1))
     for number in itertools.count(1):
         path = tmp_path / f"{number}.json"
-        status = killed_before(number, path, runs=1)
+        status = killed_before(lambda: answer(path, runs=1), number, CHANGES)  # noqa: B023
         assert status in (0, -signal.SIGKILL)
         saved = max(number - 2, 0) // 5  # the lock's open; open, fsync, replace, open and fsync of
         # the folder

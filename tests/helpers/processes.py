@@ -7,10 +7,15 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import count
 from multiprocessing import forkserver
+from typing import Any
 
 import torch
+
+CHANGES = ("open", "fsync", "rename", "replace", "link", "mkdir", "unlink", "rmdir")
+"""Calls of `os` through which files are changed."""
 
 
 def forked(work: Callable[[], object]) -> int:
@@ -42,6 +47,28 @@ def status_of(child: int) -> int:
 def ended(work: Callable[[], object]) -> int:
     """Do the work in a forked child; return its exit status, or minus the signal that ended it."""
     return status_of(forked(work))
+
+
+def killed_before(
+    work: Callable[[], object], number: int, calls: Sequence[str] = CHANGES[1:]
+) -> int:
+    """Work in a child that is killed before its number-th of these calls; return its status."""
+    countdown = count(number, -1)
+
+    def dying(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any, **named: Any) -> Any:
+            if next(countdown) == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*arguments, **named)
+
+        return wrapped
+
+    def watched() -> None:
+        for name in calls:
+            setattr(os, name, dying(getattr(os, name)))
+        work()
+
+    return ended(watched)
 
 
 def until(condition: Callable[[], object], *, seconds: float = 20.0) -> None:

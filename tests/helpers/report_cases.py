@@ -46,7 +46,6 @@ def evaluation(
     total = math.inf if epsilon is None else epsilon
     values: dict[str, Any] = {
         "screened": 0.0,
-        "seconds": 1.0,
         "tokens_per_second": 1234.5,
         "curve": curve,
         "perplexities": tuple((queries, perplexity) for queries, _ in curve),

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from processes import forked, status_of
 
 from adapmixed.data import Corpus, demo_base
-from adapmixed.training import FinetuneConfig, TrainingRun
+from adapmixed.training import FinetuneConfig, TrainingRun, train_ensemble
 from adapmixed.training.folder import TrainingFolder
 
 CONFIG = FinetuneConfig(
     rank=2, alpha=4, target_modules=("c_attn",), learning_rate=0.01, epochs=2, batch_size=2,
     block_size=16,
 )  # fmt: skip
-# Every call through which training changes files.
-CALLS = ("fsync", "rename", "replace", "link", "mkdir", "unlink", "rmdir")
 USERS = [f"user-{number}" for number in range(12)]
 KEY = "00112233445566778899aabbccddeeff" * 2
 NUM_MODELS = 4
@@ -96,23 +90,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def killed_before(work: Callable[[], object], number: int) -> int:
-    """Work in a child that is killed before its number-th file change; return its status."""
-    left = number
-
-    def dying(call: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*arguments: Any, **named: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(*arguments, **named)
-
-        return wrapped
-
-    def watched() -> None:
-        for name in CALLS:
-            setattr(os, name, dying(getattr(os, name)))
-        work()
-
-    return status_of(forked(watched))
+def trained(run: TrainingRun, **settings: Any) -> dict[str, bytes]:
+    """Train without a word, and return the ensemble's files."""
+    train_ensemble(run, say=lambda line: None, **settings)
+    return contents(run.output)

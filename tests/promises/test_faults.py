@@ -170,9 +170,9 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
      "mechanisms/test_constant_models.py"
      "::test_emptied_and_exhausted_members_answer_alike_to_the_last_bit"),
     # Every text has records of its own, and a batch is drawn from once.
-    ("adapmixed.synthesis.batches:dealt", "a record lies in every batch",
+    ("adapmixed.synthesis.run:dealt", "a record lies in every batch",
      changed(lambda found: found._replace(slots=[found.slots[0]] * len(found.slots))),
-     "synthesis/test_batches.py::test_each_name_has_one_slot_at_most"),
+     "synthesis/test_synthesize.py::test_each_name_has_one_slot_at_most"),
     ("adapmixed.synthesis.journal:Journal.begin", "a token is drawn before its batch is spent",
      instead(lambda self, batch: self.tokens.setdefault(batch, [])),
      "synthesis/test_synthesize.py::test_a_batch_is_spent_before_its_first_token"),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mechanism_cases import MECHANISMS as PLAIN
 from processes import forked, status_of
 from tiny_models import adapted_layers, write_adapter
 from torch import Tensor
@@ -19,15 +20,7 @@ from training_cases import write_base
 
 from adapmixed.cli import main
 from adapmixed.ensemble import Manifest, write_manifest
-from adapmixed.mechanisms import (
-    AdaPMixED,
-    ClippedLogPool,
-    ClippedMixing,
-    Mechanism,
-    PMixED,
-    PublicOnly,
-    Unprotected,
-)
+from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, Mechanism
 from adapmixed.ranks import Ranks, joined
 
 TIMEOUT = 20.0
@@ -128,32 +121,16 @@ def in_ranks(world: int, work: Callable[[Ranks], object], folder: Path) -> list[
 
 
 MODELS, POSITIONS, VOCAB = 5, 6, 61
-SCREEN: dict[str, Any] = dict(
-    order=3.0, target_leakage=0.05, screen_weight=0.5, sigma=0.02, threshold=0.15, screen_top_k=9
-)
-POOL: dict[str, Any] = dict(lower=-0.5, upper=1.0, scale=2.0)
 # Each mechanism with the epsilon of every shard's budget, or None. Some members, but not all, spend
 # their budgets before the last position.
 MECHANISMS: dict[str, tuple[Mechanism, float | None]] = {
-    "public": (PublicOnly(), None),
-    "unprotected": (Unprotected(), None),
-    "adapmixed": (AdaPMixED(**SCREEN), None),
-    "adapmixed, public screen": (AdaPMixED(**(SCREEN | dict(screen="public"))), None),
-    "adapmixed, orders": (
-        AdaPMixED(3.0, 0.4, screen=None, loss_orders=(2.0, 3.0, 18.0)), None,
-    ),
-    "adapmixed, leave-one-out": (
-        AdaPMixED(18.0, 0.2, screen=None, adjacency="add_remove"), None,
-    ),
-    "adapmixed, fixed": (AdaPMixED(**SCREEN, loss="fixed"), None),
-    "pmixed": (PMixED(8.0, 1e-5, 1000, 6.0), None),
-    "clipped-mixing": (ClippedMixing(0.6, 2.0, queries=100), None),
-    "clipped-mixing, unsure": (ClippedMixing(0.6, 2.0, queries=100, public_confidence=0.2), None),
+    **{name: (one, None) for name, one in PLAIN.items()},
+    "adapmixed, orders": (AdaPMixED(3.0, 0.4, screen=None, loss_orders=(2.0, 3.0, 18.0)), None),
+    "clipped-mixing, unsure": (ClippedMixing(0.6, 2.0, 100, public_confidence=0.2), None),
     "clipped-mixing, budgets": (ClippedMixing(0.5, 2.0, order=8.0), 1.27),
-    "clipped-log-pool": (ClippedLogPool(**POOL), None),
-    "clipped-log-pool, unsure": (ClippedLogPool(**POOL, public_confidence=0.2), None),
-    "clipped-log-pool, budgets": (ClippedLogPool(**POOL), 2.4),
-}  # fmt: skip
+    "clipped-log-pool, unsure": (ClippedLogPool(-0.5, 1.0, 2.0, public_confidence=0.2), None),
+    "clipped-log-pool, budgets": (ClippedLogPool(-0.5, 1.0, 2.0), 2.4),
+}
 
 
 def logits(seed: int = 3) -> tuple[Tensor, Tensor]:

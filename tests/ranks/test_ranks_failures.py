@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from fake_ensemble import SpreadEnsemble
-from rank_cases import in_ranks, result, started, status_of
+from rank_cases import environment, in_ranks, result, started, status_of
 from torch import Tensor
 
 from adapmixed.errors import BudgetSpentError, ProcessError
@@ -111,16 +111,6 @@ def test_no_rank_knows_a_token_before_it_is_charged(tmp_path: Path) -> None:
     assert [status_of(child) for child in children] == [-signal.SIGKILL, 0]
     assert isinstance(result(tmp_path, 1), ProcessError)
     assert released(tmp_path) == SEQUENCES == charged(tmp_path)
-
-
-def test_a_run_that_nothing_happens_to(tmp_path: Path) -> None:
-    for mechanism in (POOL, ADAPTIVE):
-        folder = tmp_path / mechanism.name
-        folder.mkdir()
-        children = started(2, lambda ranks, m=mechanism, f=folder: serve(ranks, f, m), folder)  # type: ignore[misc]
-        assert [status_of(child) for child in children] == [0, 0]
-        seen = [(folder / f"seen-{rank}").read_bytes() for rank in range(2)]
-        assert seen[0] == seen[1] and len(seen[0]) == STEPS * SEQUENCES == charged(folder)
 
 
 @pytest.mark.slow
@@ -233,7 +223,7 @@ def test_ranks_that_do_not_come(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=f"timeout_seconds must be .* got {float(seconds)}"):
             with joined(timeout_seconds=seconds):
                 pass
-    with joined(place=Rank()) as ranks:
+    with joined() as ranks:
         assert ranks is ALONE
 
 
@@ -257,10 +247,10 @@ def test_ranks_that_cannot_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
+        for name, value in environment(0, 2, taken.getsockname()[1]).items():
+            monkeypatch.setenv(name, value)
         with pytest.raises(ProcessError, match=r"did not come together \(.*address"):
-            with joined(place=Rank(0, 2)):
+            with joined():
                 pass
 
 

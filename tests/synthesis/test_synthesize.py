@@ -12,11 +12,13 @@ from processes import ended
 from tiny_models import around, tiny_model, tokenizer
 
 from adapmixed import cli
-from adapmixed.data import Corpus
+from adapmixed.data import Corpus, Document
 from adapmixed.privacy.planner import recommended
 from adapmixed.synthesis import Synthesis, run, synthesize
+from adapmixed.synthesis.run import dealt
 
 COUNT, SIZE, TOKENS = 3, 5, 6
+KEY = bytes(range(32))
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +153,7 @@ def test_rows_without_names_carry_a_caveat(base: Path, texts: Path) -> None:
     [
         ({"count": 0}, "count must be an integer >= 1"),
         ({"count": 9}, "count must be <= 8, the batches of 5 that 40 names fill"),
+        ({"count": 1, "batch": 41}, "texts must hold at least 41 names, a batch, got 40"),
         ({"epsilon": 0.2}, r"batch must be >= \d+ at epsilon = 0.2 for 6 tokens, got 5"),
         ({"epsilon": 1e-9}, "batch must be >= more than any"),
         ({"epsilon": 1e-9, "batch": None}, "epsilon must pay for 6 tokens"),
@@ -214,3 +217,34 @@ def test_the_command(
     assert "--base must be given, or --demo" in capsys.readouterr().err
     assert cli.main(["synthesize", "--demo", "--texts", str(texts)]) == 2
     assert "--texts must not be given with --demo" in capsys.readouterr().err
+
+
+def documents(*names: str) -> list[Document]:
+    return [Document(name, f"text of {name}") for name in names]
+
+
+def test_each_name_has_one_slot_at_most() -> None:
+    names = [f"n{k}" for k in range(200)]
+    found = dealt([*documents(*names), Document("n7", "more")], 8, 20, key=KEY)
+    assert [len(slots) for slots in found.slots] == [20] * 8
+    held = [record for slots in found.slots for record in slots if record is not None]
+    assert len(set(held)) == len(held) == 160 - found.empty == 200 - len(found.left_out)
+    assert found.names == 200 and 0 < found.empty
+    assert "text of n7\n\nmore" in held
+    first, again, other = (
+        dealt(order(documents(*names)), 8, 20, key=key)
+        for order, key in ((list, KEY), (reversed, KEY), (list, bytes(32)))
+    )
+    assert first == again != other
+
+
+def test_a_change_of_one_record_stays_in_its_slot() -> None:
+    names = [f"n{k}" for k in range(200)]
+    before = dealt(documents(*names), 8, 20, key=KEY).slots
+    changed = [
+        Document(one.identifier, one.text + "!" * (one.identifier == "n3"))
+        for one in documents(*names)
+    ]
+    after = dealt(changed, 8, 20, key=KEY).slots
+    places = [(b, k) for b in range(8) for k in range(20) if before[b][k] != after[b][k]]
+    assert [after[b][k] for b, k in places] == ["text of n3!"]

@@ -10,30 +10,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
-from processes import forked, status_of, until
-from training_cases import CONFIG, a_run, contents, killed_before, write_base
+from processes import forked, killed_before, status_of, until
+from training_cases import CONFIG, a_run, contents, trained
 
-from adapmixed.training import FinetuneConfig, TrainingRun, head, train_ensemble
+from adapmixed.training import FinetuneConfig, blocks, train_ensemble
 
 HEAD = replace(CONFIG, target_modules=("lm_head",))
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_base(tmp_path_factory.mktemp("models") / "tiny-base")
-
-
-@pytest.fixture(scope="module")
-def reference(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    torch.set_num_threads(1)
-    run = a_run(tmp_path_factory.mktemp("reference"), base)
-    train(run)
-    return contents(run.output)
-
-
-def train(run: TrainingRun) -> None:
-    train_ensemble(run, say=lambda line: None)
 
 
 def assert_whole(folder: Path, reference: dict[str, bytes]) -> None:
@@ -46,23 +28,21 @@ def assert_whole(folder: Path, reference: dict[str, bytes]) -> None:
 @pytest.mark.parametrize("config", [CONFIG, HEAD], ids=["deep", "head"])
 @pytest.mark.slow
 def test_killed_before_every_change_of_the_disk(
-    base: Path, tmp_path: Path, config: FinetuneConfig, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, config: FinetuneConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This includes the hidden states of output-layer members, which are in a file here."""
-    monkeypatch.setattr(head, "IN_MEMORY", 0)
+    monkeypatch.setattr(blocks, "IN_MEMORY", 0)
     small = {"num_models": 1, "config": replace(config, epochs=1), "validation_fraction": 0.0}
-    run = a_run(tmp_path, base, "undisturbed", **small)
-    train(run)
-    reference = contents(run.output)
+    run = a_run(tmp_path, tiny, "undisturbed", **small)
+    reference = trained(run)
     for number in itertools.count(1):
-        run = a_run(tmp_path, base, str(number), **small)
-        status = killed_before(lambda: train(run), number)  # noqa: B023
+        run = a_run(tmp_path, tiny, str(number), **small)
+        status = killed_before(lambda: trained(run), number)  # noqa: B023
         assert_whole(run.output, reference)
         if status == 0:
             break
         assert status == -signal.SIGKILL
-        train(run)
-        assert contents(run.output) == reference, number
+        assert trained(run) == reference, number
         left = {path.name for path in (tmp_path / f"{number}.private").iterdir()}
         assert left == {"run.json", "shard.key"}
     assert number > 20
@@ -70,9 +50,9 @@ def test_killed_before_every_change_of_the_disk(
 
 @pytest.mark.slow
 def test_worker_processes_give_the_same_and_end_with_their_parent(
-    base: Path, tmp_path: Path, reference: dict[str, bytes]
+    tiny: Path, tmp_path: Path, reference: dict[str, bytes]
 ) -> None:
-    whole, killed = a_run(tmp_path, base, "whole"), a_run(tmp_path, base, "killed")
+    whole, killed = a_run(tmp_path, tiny, "whole"), a_run(tmp_path, tiny, "killed")
 
     def work() -> None:
         for run in (whole, killed):
@@ -87,5 +67,4 @@ def test_worker_processes_give_the_same_and_end_with_their_parent(
     assert_whole(killed.output, reference)
     assert len(workers) >= 3  # the workers of the second run, and the server that forks them
     until(lambda: not any(worker.is_running() for worker in workers), seconds=30)
-    train(killed)
-    assert contents(killed.output) == reference
+    assert trained(killed) == reference

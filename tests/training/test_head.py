@@ -18,10 +18,8 @@ from torch import Tensor, nn
 from adapmixed.ensemble.lora import block_names, head_name, linear_names
 from adapmixed.ensemble.support import TESTED
 from adapmixed.training import FinetuneConfig, blocks, shard_seed, train_adapter
-from adapmixed.training import head as head_module
-from adapmixed.training.adapter import adapted_copy
-from adapmixed.training.blocks import Blocks, token_blocks
-from adapmixed.training.head import find_trunk, trunk_once
+from adapmixed.training.blocks import Blocks, find_trunk, token_blocks, trunk_once
+from adapmixed.training.finetune import adapted_copy
 
 CONFIG = FinetuneConfig(
     rank=3, alpha=6, target_modules=("lm_head",), learning_rate=0.02, epochs=3, batch_size=2,
@@ -115,9 +113,9 @@ def test_steps_in_several_passes_equal_peft(
 ) -> None:
     """Passes of one block or less work, even if the last block is shorter than the others."""
     monkeypatch.setattr(blocks, "PASS_TOKENS", 1)
-    monkeypatch.setattr(head_module, "_LEAST", 5)
-    monkeypatch.setattr(head_module, "_NUMBERS", 1)
-    monkeypatch.setattr(head_module, "PUBLIC_BYTES", 4 * 20 * VOCAB)
+    monkeypatch.setattr(blocks, "_LEAST", 5)
+    monkeypatch.setattr(blocks, "_NUMBERS", 1)
+    monkeypatch.setattr(blocks, "PUBLIC_BYTES", 4 * 20 * VOCAB)
     base = tiny(family)
     names = (head_name(base),) if adapt == "head" else linear_names(base)
     config = replace(CONFIG, target_modules=names, batch_size=4)
@@ -134,7 +132,7 @@ def test_steps_in_several_passes_equal_peft(
 def test_the_trunk_runs_once_per_block(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     base = tiny(family)
     trunk, calls = base.get_decoder(), []
-    monkeypatch.setattr(head_module, "_TOKENS", 1)  # one block per pass
+    monkeypatch.setattr(blocks, "_TOKENS", 1)  # one block per pass
     model = adapted_copy(base, settings(base)).eval()
     inner = model.get_base_model().get_decoder()
     inner.register_forward_hook(lambda module, given, found: calls.append(1))
@@ -222,7 +220,7 @@ def test_states_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         opened.append((str(path), mode))
         return real(path, flags, mode)
 
-    monkeypatch.setattr(head_module, "IN_MEMORY", 0)
+    monkeypatch.setattr(blocks, "IN_MEMORY", 0)
     monkeypatch.setattr(os, "open", seen)
     found = train_adapter(base, stream(1), settings(base), seed=5, shard=2, scratch=tmp_path)
     assert opened and {mode for _, mode in opened} == {0o600}

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from families import tiny
+from families import tiny as model_of
 from training_cases import (
     CONFIG,
     KEY,
@@ -24,6 +24,7 @@ from training_cases import (
     a_run,
     contents,
     rows,
+    trained,
     write_base,
     write_corpus,
     write_key,
@@ -39,29 +40,10 @@ from adapmixed.training.folder import await_path
 HOMES = dict(zip(USERS, assign_shards(USERS, NUM_MODELS, key=bytes.fromhex(KEY)), strict=True))
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_base(tmp_path_factory.mktemp("models") / "tiny-base")
-
-
-@pytest.fixture(scope="module")
-def reference(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Return the files of an uninterrupted run."""
-    torch.set_num_threads(1)
-    run = a_run(tmp_path_factory.mktemp("reference"), base)
-    train_ensemble(run, say=lambda line: None)
-    return contents(run.output)
-
-
-def quietly(run: TrainingRun, **settings: Any) -> dict[str, bytes]:
-    train_ensemble(run, say=lambda line: None, **settings)
-    return contents(run.output)
-
-
 @pytest.mark.parametrize("target", ["lm_head", "c_attn"])
 @pytest.mark.slow
 def test_an_ensemble_is_whole_and_loads(
-    base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, target: str
+    tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, target: str
 ) -> None:
     """A shard of one user holds out the end of its text, other shards whole users or the end.
 
@@ -69,14 +51,12 @@ def test_an_ensemble_is_whole_and_loads(
     """
     caplog.set_level(logging.INFO, logger="adapmixed.training.pool")
     config = replace(CONFIG, target_modules=(target,), early_stopping=True)
-    run = a_run(tmp_path, base, num_models=40, validation_fraction=0.3, config=config)
+    run = a_run(tmp_path, tiny, num_models=40, validation_fraction=0.3, config=config)
     lines: list[str] = []
     train_ensemble(run, say=lines.append)
     manifest = read_manifest(run.output)
-    shared, warning, *lines = lines
+    shared, *lines = lines
     assert shared.startswith("Shared shards: ")
-    documents = [shard["documents"] for shard in manifest.shards]
-    assert warning.startswith(f"warning: {documents.count(0)} of the 40 shards to train on are em")
     assert len(manifest.members) == len(manifest.shards) == len(lines) == 40
     assert manifest.base_model == "tiny-base"
     assert manifest.base_files.keys() == {
@@ -94,7 +74,7 @@ def test_an_ensemble_is_whole_and_loads(
     records = [read_member_record(run.output / f"member-{i:03d}") for i in range(40)]
     counts = [len(record["shard"]["identifiers"]) for record in records]
     assert sum(counts) == len(USERS) and counts.count(0) > 1 and counts.count(1) > 1
-    private, public = Ensemble.from_pretrained(base, run.output).logits(torch.arange(6)[None])
+    private, public = Ensemble.from_pretrained(tiny, run.output).logits(torch.arange(6)[None])
     for record, count, logits, logged in zip(
         records, counts, private, caplog.messages, strict=True
     ):
@@ -118,12 +98,12 @@ def test_an_ensemble_is_whole_and_loads(
     assert len(weights) == len(empty)
 
 
-def test_the_operators_files_are_private(base: Path, tmp_path: Path) -> None:
+def test_the_operators_files_are_private(tiny: Path, tmp_path: Path) -> None:
     run, other = (
-        replace(a_run(tmp_path, base), output=tmp_path / name / "ensemble")
+        replace(a_run(tmp_path, tiny), output=tmp_path / name / "ensemble")
         for name in ("one", "other")
     )
-    quietly(run)
+    trained(run)
     private = tmp_path / "one" / "ensemble.private"
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
     assert stat.S_IMODE((private / "shard.key").stat().st_mode) == 0o600
@@ -138,7 +118,7 @@ def test_the_operators_files_are_private(base: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in private.iterdir()) == [
         "run.json", "shard.key",
     ]  # fmt: skip
-    quietly(other)
+    trained(other)
     drawn = other.output.with_name("ensemble.private") / "shard.key"
     assert (private / "shard.key").read_text() != drawn.read_text()
 
@@ -146,7 +126,7 @@ def test_the_operators_files_are_private(base: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("adapt", ["c_attn", "lm_head"])
 def test_a_member_depends_on_its_shard_alone(
-    base: Path, tmp_path: Path, reference: dict[str, bytes], adapt: str
+    tiny: Path, tmp_path: Path, reference: dict[str, bytes], adapt: str
 ) -> None:
     """Members of other shards are the same in every bit, and identifiers may come in any order.
 
@@ -157,7 +137,7 @@ def test_a_member_depends_on_its_shard_alone(
         config = replace(
             CONFIG, target_modules=(adapt,), steps=40, shared_a=True, early_stopping=True
         )
-        reference = quietly(a_run(tmp_path, base, "reference", config=config))
+        reference = trained(a_run(tmp_path, tiny, "reference", config=config))
     victim = USERS[3]
     own = iter([row for row in rows() if row["user"] == victim][::-1])
     changes = {
@@ -169,23 +149,23 @@ def test_a_member_depends_on_its_shard_alone(
         "sorted": sorted(rows(), key=lambda row: row["user"]),
     }
     for name, changed in changes.items():
-        run = a_run(tmp_path, base, name, config=config)
-        found = quietly(replace(run, corpus=write_corpus(tmp_path / "corpus.jsonl", changed)))
+        run = a_run(tmp_path, tiny, name, config=config)
+        found = trained(replace(run, corpus=write_corpus(tmp_path / "corpus.jsonl", changed)))
         other = {path.split("/")[0] for path in reference if found[path] != reference[path]}
         own_member = set() if name == "sorted" else {f"member-{HOMES[victim]:03d}"}
         assert other == {"ensemble.json"} | own_member, name
 
 
-def test_one_run_at_a_time(base: Path, tmp_path: Path) -> None:
+def test_one_run_at_a_time(tiny: Path, tmp_path: Path) -> None:
     """What killed processes left is removed when a run begins."""
-    run, private = a_run(tmp_path, base), tmp_path / "ensemble.private"
+    run, private = a_run(tmp_path, tiny), tmp_path / "ensemble.private"
     (private / "shards-of-a-killed-rank").mkdir(mode=0o700)
     (run.output / ".tmp-member-000-0").mkdir(parents=True)
     with sole_writer(private / "run.json"):
         with pytest.raises(ValueError, match="another process trains into .*ensemble"):
-            quietly(run)
+            trained(run)
     assert (private / "shards-of-a-killed-rank").exists()
-    quietly(run)
+    trained(run)
     assert {path.name for path in private.iterdir()} == {"run.json", "shard.key"}
     assert not any(path.startswith(".") for path in contents(run.output))
 
@@ -198,17 +178,17 @@ def test_what_another_machine_made_is_awaited(
     assert (tmp_path / "late").exists()
 
 
-def test_a_run_goes_on_with_the_same_only(base: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_the_same_only(tiny: Path, tmp_path: Path) -> None:
     """A finished one is left alone."""
-    run = a_run(tmp_path, base)
-    quietly(run)
+    run = a_run(tmp_path, tiny)
+    trained(run)
     before = {path: path.stat().st_mtime_ns for path in run.output.rglob("*")}
-    quietly(run)
+    trained(run)
     assert {path: path.stat().st_mtime_ns for path in run.output.rglob("*")} == before
 
     def refuses(reason: str, **changes: Any) -> None:
         with pytest.raises(ValueError, match=reason):
-            quietly(replace(run, **changes))
+            trained(replace(run, **changes))
 
     refuses("was begun with seed = 0, got 1", seed=1)
     refuses("was begun with num_models = 4, got 5", num_models=5)
@@ -222,25 +202,15 @@ def test_a_run_goes_on_with_the_same_only(base: Path, tmp_path: Path) -> None:
     refuses("was begun with another corpus, or its text has changed: give the same corpus, or an")
     write_corpus(tmp_path / "corpus.jsonl")
     (tmp_path / "ensemble" / "ensemble.json").unlink()
-    quietly(run)
+    trained(run)
 
 
-def test_a_corpus_that_cannot_be_read_is_not_called_the_base(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = replace(a_run(tmp_path, base), base="some-org/model")
-    monkeypatch.setattr("adapmixed.training.run.base_facts", lambda *_: Mock(revision=None))
-    monkeypatch.setattr(Corpus, "documents", Mock(side_effect=PermissionError("corpus.jsonl")))
-    with pytest.raises(PermissionError, match="^corpus.jsonl$"):
-        quietly(run)
-
-
-def test_refusals_before_any_work(base: Path, tmp_path: Path) -> None:
-    run = a_run(tmp_path, base)
+def test_refusals_before_any_work(tiny: Path, tmp_path: Path) -> None:
+    run = a_run(tmp_path, tiny)
 
     def refuses(reason: str, changed: TrainingRun, **settings: Any) -> None:
         with pytest.raises(ValueError, match=reason):
-            quietly(changed, **settings)
+            trained(changed, **settings)
 
     refuses(
         "block_size must be <= the base's 32", replace(run, config=replace(CONFIG, block_size=64))
@@ -276,53 +246,53 @@ def test_a_base_that_could_not_be_loaded_is_refused_before_any_work(
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    base = write_base(tmp_path / "base")
-    run = replace(a_run(tmp_path, base), output=tmp_path / "new")
-    tiny("bert", vocab_size=2048).save_pretrained(base)  # of an untested type: it is tried
+    tiny = write_base(tmp_path / "base")
+    run = replace(a_run(tmp_path, tiny), output=tmp_path / "new")
+    model_of("bert", vocab_size=2048).save_pretrained(tiny)  # of an untested type: it is tried
     query = replace(run, config=replace(CONFIG, target_modules=("query",)))
     with pytest.raises(ValueError, match="bert does not: a later token changes earlier logits"):
-        quietly(query)
-    tiny("mamba", vocab_size=2048).save_pretrained(base)
+        trained(query)
+    model_of("mamba", vocab_size=2048).save_pretrained(tiny)
     with pytest.raises(ValueError, match="key/value cache|attention layers only"):
-        quietly(run)
+        trained(run)
 
     def needs_timm(config: Any) -> None:
         raise ImportError("this model needs timm")
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_config", needs_timm)
     with pytest.raises(ValueError, match="base must be a readable model, .* needs timm"):
-        quietly(run)
+        trained(run)
     assert not run.output.exists() and not run.output.with_name("new.private").exists()
 
 
-def test_run_refusals(base: Path, tmp_path: Path) -> None:
+def test_run_refusals(tiny: Path, tmp_path: Path) -> None:
     stopping = {"config": replace(CONFIG, early_stopping=True)}
     for name, value, more in (
         ("num_models", 0, {}), ("seed", 0.5, {}), ("validation_fraction", 1.0, {}),
         ("validation_fraction", 0.0, stopping), ("device", "tpu", {}), ("dtype", "float64", {}),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=f"{name} must .*, got "):
-            a_run(tmp_path, base, **{name: value} | more)
+            a_run(tmp_path, tiny, **{name: value} | more)
 
 
-def test_divergence_is_refused(base: Path, tmp_path: Path) -> None:
-    run = a_run(tmp_path, base, config=replace(CONFIG, learning_rate=1e30, epochs=8))
+def test_divergence_is_refused(tiny: Path, tmp_path: Path) -> None:
+    run = a_run(tmp_path, tiny, config=replace(CONFIG, learning_rate=1e30, epochs=8))
     with pytest.raises(ValueError, match="member-00.: training diverged"):
-        quietly(run)
+        trained(run)
 
 
-def test_bfloat16_base(base: Path, tmp_path: Path) -> None:
-    run = a_run(tmp_path, base, dtype="bfloat16")
-    quietly(run)
-    assert Ensemble.from_pretrained(base, run.output).num_models == NUM_MODELS
+def test_bfloat16_base(tiny: Path, tmp_path: Path) -> None:
+    run = a_run(tmp_path, tiny, dtype="bfloat16")
+    trained(run)
+    assert Ensemble.from_pretrained(tiny, run.output).num_models == NUM_MODELS
     assert read_manifest(run.output).document_names == "stable"
 
 
 def test_nobody_else_reads_a_member_before_it_is_published(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is killed at any moment leaves nothing that other users can read."""
-    run = a_run(tmp_path, base, num_models=1, config=replace(CONFIG, epochs=1))
+    run = a_run(tmp_path, tiny, num_models=1, config=replace(CONFIG, epochs=1))
     modes: dict[str, int] = {}
 
     def interrupted(*_: object) -> None:
@@ -335,43 +305,43 @@ def test_nobody_else_reads_a_member_before_it_is_published(
     before = os.umask(0o022)
     try:
         with pytest.raises(KeyboardInterrupt):
-            quietly(run)
+            trained(run)
     finally:
         os.umask(before)
     assert (modes["folder"], modes["shard.json"]) == (0o700, 0o600)
 
 
 def test_a_file_system_without_locks(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = a_run(tmp_path, base, output=tmp_path / "new" / "ensemble")
+    run = a_run(tmp_path, tiny, output=tmp_path / "new" / "ensemble")
     before = set(tmp_path.iterdir())
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOSYS, "no locks")))
     with pytest.raises(ValueError, match="ensemble.private must lie on a file system with locks"):
-        quietly(run)
+        trained(run)
     assert set(tmp_path.iterdir()) == before
 
 
-def test_the_split_of_a_folder_and_its_files_are_recorded(base: Path, tmp_path: Path) -> None:
+def test_the_split_of_a_folder_and_its_files_are_recorded(tiny: Path, tmp_path: Path) -> None:
     """Names of files may be private, so that the private folder alone has them."""
-    run = a_run(tmp_path, base, config=replace(CONFIG, epochs=1))
+    run = a_run(tmp_path, tiny, config=replace(CONFIG, epochs=1))
     (tmp_path / "set").mkdir()
     for name in ("train-0.jsonl", "train-1.jsonl", "test.jsonl"):
         write_corpus(tmp_path / "set" / name)
     corpus = Corpus(str(tmp_path / "set"), id_column="user", split="train")
-    quietly(replace(run, corpus=corpus))
+    trained(replace(run, corpus=corpus))
     begun = json.loads((tmp_path / "ensemble.private" / "run.json").read_text())["settings"]
     assert begun["corpus_files"] == ["train-0.jsonl", "train-1.jsonl"]
     written = (run.output / "ensemble.json").read_text()
     assert json.loads(written)["training"]["corpus"]["split"] == begun["corpus"]["split"] == "train"
     assert "train-0" not in written
     (tmp_path / "set" / "train-2.jsonl").touch()  # no text: the run is the same
-    quietly(replace(run, corpus=replace(corpus)))
+    trained(replace(run, corpus=replace(corpus)))
 
 
 def test_conversations_are_trained_on_as_the_base_renders_them(tmp_path: Path) -> None:
-    base = write_base(tmp_path / "base")
-    run = a_run(tmp_path, base, config=replace(CONFIG, epochs=1))
+    tiny = write_base(tmp_path / "base")
+    run = a_run(tmp_path, tiny, config=replace(CONFIG, epochs=1))
     talks: Any = [
         {"user": row["user"], "messages": [{"role": "user", "content": row["text"]}]}
         for row in rows()
@@ -379,15 +349,15 @@ def test_conversations_are_trained_on_as_the_base_renders_them(tmp_path: Path) -
     corpus = replace(write_corpus(tmp_path / "talks.jsonl", talks), chat_column="messages")
     before = set(tmp_path.iterdir())
     with pytest.raises(ValueError, match="chat_column must be unset for a base without chat te"):
-        quietly(replace(run, corpus=corpus))
+        trained(replace(run, corpus=corpus))
     assert set(tmp_path.iterdir()) == before
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }} {{ date_string }}"
     template += " {{ strftime_now('%d %B') }}{% endfor %}"
-    (base / "chat_template.jinja").write_text(template)
-    quietly(replace(run, corpus=corpus))
+    (tiny / "chat_template.jinja").write_text(template)
+    trained(replace(run, corpus=corpus))
     rendered = [row | {"text": f"<user>{row['text']} 26 Jul 2024 26 Jul 2024"} for row in rows()]
     texts = write_corpus(tmp_path / "texts.jsonl", rendered)
-    quietly(a_run(tmp_path, base, "same", config=run.config, corpus=texts))
+    trained(a_run(tmp_path, tiny, "same", config=run.config, corpus=texts))
     one, other = (read_manifest(tmp_path / name) for name in ("ensemble", "same"))
     assert one.training["corpus_hmac"] == other.training["corpus_hmac"]
     assert one.training["corpus"]["chat_column"] == "messages"

@@ -12,15 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from processes import killed_before
 from training_cases import (
     CONFIG,
     KEY,
     USERS,
     a_run,
     contents,
-    killed_before,
     rows,
-    write_base,
     write_corpus,
 )
 
@@ -42,30 +41,25 @@ PLACES = 16
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_base(tmp_path_factory.mktemp("models") / "tiny-base")
-
-
-@pytest.fixture(scope="module")
-def folders(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folders(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the old ensemble, and a new one with the places that an update of it gives."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("ensembles")
-    train(own(folder, base, "old"))
+    train(own(folder, tiny, "old"))
     shutil.copytree(folder / "old", folder / "updated")
     shutil.copytree(folder / "old.private", folder / "updated.private")
-    train(own(folder, base, "updated", NEXT), update=True)
+    train(own(folder, tiny, "updated", NEXT), update=True)
     (folder / "new.private").mkdir(mode=0o700)
     shutil.copy(folder / "updated.private" / "run.json", folder / "new.private")
-    train(own(folder, base, "new", NEXT))
+    train(own(folder, tiny, "new", NEXT))
     return folder
 
 
 def own(
-    folder: Path, base: Path, name: str, text: list[dict[str, str]] | None = None, **changes: Any
+    folder: Path, tiny: Path, name: str, text: list[dict[str, str]] | None = None, **changes: Any
 ) -> TrainingRun:
     """Return a run in which every user has a place of its own."""
-    run = a_run(folder, base, name, config=HEAD, num_models=PLACES, share_shards=False)
+    run = a_run(folder, tiny, name, config=HEAD, num_models=PLACES, share_shards=False)
     return replace(run, corpus=write_corpus(folder / "corpus.jsonl", text), **changes)
 
 
@@ -76,11 +70,11 @@ def train(run: TrainingRun, **settings: Any) -> list[str]:
     return [line.split(":")[0] for line in lines if ": finished" in line]
 
 
-def old_copy(folders: Path, folder: Path, base: Path, name: str) -> TrainingRun:
+def old_copy(folders: Path, folder: Path, tiny: Path, name: str) -> TrainingRun:
     """Copy the old ensemble to `folder / name`; return a run over the next corpus."""
     shutil.copytree(folders / "old", folder / name)
     shutil.copytree(folders / "old.private", folder / f"{name}.private")
-    return own(folder, base, name, NEXT)
+    return own(folder, tiny, name, NEXT)
 
 
 def run_file(folder: Path) -> bytes:
@@ -112,9 +106,9 @@ def test_nobody_moves_and_a_place_is_free_one_period_later() -> None:
         by_table(third, SECRET)(LEFT)
 
 
-def test_every_name_has_a_member_and_n_has_room(base: Path, tmp_path: Path) -> None:
+def test_every_name_has_a_member_and_n_has_room(tiny: Path, tmp_path: Path) -> None:
     lines: list[str] = []
-    run = own(tmp_path, base, "ensemble", num_models=None)
+    run = own(tmp_path, tiny, "ensemble", num_models=None)
     manifest = train_ensemble(run, say=lines.append)
     assert (manifest.unit, len(manifest.members)) == ("user", 20)
     assert read_manifest(run.output) == manifest
@@ -122,13 +116,13 @@ def test_every_name_has_a_member_and_n_has_room(base: Path, tmp_path: Path) -> N
     assert "choose it yourself with --models" in lines[0]
     documents = sorted(shard["documents"] for shard in manifest.shards)
     assert documents == [0] * 8 + [5] * 12
-    ensemble = Ensemble.from_pretrained(base, run.output)
+    ensemble = Ensemble.from_pretrained(tiny, run.output)
     assert ensemble.unit == "user" and ensemble.unverified == ()
     private, public = ensemble.logits(torch.arange(6)[None])
     same = [bool(torch.equal(row, public)) for row in private]
     assert same == [shard["documents"] == 0 for shard in manifest.shards]
     # N stays, whatever the number of names is.
-    own(tmp_path, base, "ensemble", [row for row in rows() if row["user"] == LEFT])
+    own(tmp_path, tiny, "ensemble", [row for row in rows() if row["user"] == LEFT])
     lines.clear()
     assert len(train_ensemble(run, say=lines.append, update=True).members) == 20
     assert "11 of 20 members" in lines[1] and "12 of 20 are taken" in lines[0]
@@ -141,10 +135,10 @@ def test_every_name_has_a_member_and_n_has_room(base: Path, tmp_path: Path) -> N
         replace(manifest, shards=tuple(two))
 
 
-def test_changed_members_alone_are_trained_again(base: Path, tmp_path: Path, folders: Path) -> None:
+def test_changed_members_alone_are_trained_again(tiny: Path, tmp_path: Path, folders: Path) -> None:
     """The result equals a whole training with the same places in every bit."""
     old, new = contents(folders / "old"), contents(folders / "new")
-    run = old_copy(folders, tmp_path, base, "ensemble")
+    run = old_copy(folders, tmp_path, tiny, "ensemble")
     before = {path: path.stat().st_mtime_ns for path in run.output.glob("member-*/*")}
     lines: list[str] = []
     train_ensemble(run, say=lines.append, update=True)
@@ -165,7 +159,7 @@ def test_changed_members_alone_are_trained_again(base: Path, tmp_path: Path, fol
     assert train(run, update=True) == train(run) == []
     assert contents(run.output) == new and run_file(run.output) == run_file(folders / "new")
     # The order of names changes no member, but the record of the corpus.
-    run = own(tmp_path, base, "ensemble", sorted(NEXT, key=lambda row: row["user"]))
+    run = own(tmp_path, tiny, "ensemble", sorted(NEXT, key=lambda row: row["user"]))
     assert train(run, update=True) == []
     # One period later the place of who left is free, also for a corpus of another name.
     more = [*NEXT, *({"user": f"new-{number}", "text": "more"} for number in range(4))]
@@ -174,8 +168,8 @@ def test_changed_members_alone_are_trained_again(base: Path, tmp_path: Path, fol
     assert all(shard["documents"] for shard in read_manifest(run.output).shards)
 
 
-def test_a_withdrawn_member_stays_so(base: Path, tmp_path: Path, folders: Path) -> None:
-    run = old_copy(folders, tmp_path, base, "ensemble")
+def test_a_withdrawn_member_stays_so(tiny: Path, tmp_path: Path, folders: Path) -> None:
+    run = old_copy(folders, tmp_path, tiny, "ensemble")
     name = member_of(run.output, LEFT)
     path, whole = run.output / "ensemble.json", read_manifest(run.output)
 
@@ -186,7 +180,7 @@ def test_a_withdrawn_member_stays_so(base: Path, tmp_path: Path, folders: Path) 
 
     written(None)
     shutil.rmtree(run.output / name)
-    before = own(tmp_path, base, "ensemble")
+    before = own(tmp_path, tiny, "ensemble")
     assert train(before) == []
     with pytest.raises(ValueError, match=f"update needs a corpus without the text of {name}, "):
         train(before, update=True)
@@ -194,12 +188,12 @@ def test_a_withdrawn_member_stays_so(base: Path, tmp_path: Path, folders: Path) 
     written(name)
     assert train(before) == [name] and read_manifest(run.output) == whole
     written(None)
-    assert len(train(own(tmp_path, base, "ensemble", NEXT), update=True)) == 4
+    assert len(train(own(tmp_path, tiny, "ensemble", NEXT), update=True)) == 4
     assert contents(run.output) == contents(folders / "new")
 
 
 def test_a_member_of_an_older_training_does_not_load(
-    base: Path, tmp_path: Path, folders: Path
+    tiny: Path, tmp_path: Path, folders: Path
 ) -> None:
     """For instance one that a backup brings back after a user has withdrawn a document."""
     folder = Path(shutil.copytree(folders / "new", tmp_path / "ensemble"))
@@ -207,20 +201,20 @@ def test_a_member_of_an_older_training_does_not_load(
     shutil.rmtree(place)
     shutil.copytree(folders / "old" / place.name, place)
     with pytest.raises(ValueError, match="shard.json differs from ensemble.json"):
-        Ensemble.from_pretrained(base, folder)
+        Ensemble.from_pretrained(tiny, folder)
     (place / "shard.json").write_text("{}")  # a service cannot read it, or lacks it
-    assert Ensemble.from_pretrained(base, folder).num_models == PLACES
+    assert Ensemble.from_pretrained(tiny, folder).num_models == PLACES
 
 
-def test_refusals(base: Path, tmp_path: Path, folders: Path) -> None:
-    run = old_copy(folders, tmp_path, base, "ensemble")
+def test_refusals(tiny: Path, tmp_path: Path, folders: Path) -> None:
+    run = old_copy(folders, tmp_path, tiny, "ensemble")
 
     def refuses(reason: str, changed: TrainingRun, **settings: Any) -> None:
         with pytest.raises(ValueError, match=reason):
             train(changed, **settings)
 
     refuses("was begun with another corpus, .* give update .--update.", run)
-    edited = own(tmp_path, base, "ensemble", rows()[1:])
+    edited = own(tmp_path, tiny, "ensemble", rows()[1:])
     refuses("was begun with another corpus, .* give update .--update.", edited)
     refuses("num_models = 16, got 30", replace(run, num_models=30), update=True)
     refuses("was begun with seed = 0, got 1", replace(run, seed=1), update=True)
@@ -272,14 +266,14 @@ def test_time_left_counts_steps_and_not_members(
 
 
 @pytest.mark.slow
-def test_killed_before_every_change_of_the_disk(base: Path, tmp_path: Path, folders: Path) -> None:
+def test_killed_before_every_change_of_the_disk(tiny: Path, tmp_path: Path, folders: Path) -> None:
     """A member in place is complete, old or new, and an ensemble that loads is consistent."""
     old, new = contents(folders / "old"), contents(folders / "new")
     corpora = {run_file(folders / name): files for name, files in (("old", old), ("new", new))}
     some = member_of(folders / "old", LEFT)
     seen = set()
     for number in itertools.count(1):
-        run = old_copy(folders, tmp_path, base, str(number))
+        run = old_copy(folders, tmp_path, tiny, str(number))
         status = killed_before(lambda: train(run, update=True), number)  # noqa: B023
         left = {p: c for p, c in contents(run.output).items() if p[0] != "."}
         known = corpora[run_file(run.output)]

@@ -87,7 +87,7 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
     from adapmixed.data.text import read_text
     from adapmixed.evaluation import evaluate, plan_runs
     from adapmixed.report import Report, environment, validation_losses
-    from adapmixed.training.blocks import token_stream
+    from adapmixed.text import token_stream
 
     documents = read_text(arguments.text, name="--text")
     ensemble = load_ensemble(arguments, ranks)

@@ -16,15 +16,15 @@ from torch import Tensor
 
 from adapmixed.ensemble.ensemble import DEFAULT_MEMORY_BYTES
 from adapmixed.ensemble.output_layer import LogitsRoom
-from adapmixed.evaluation.diagnostics import Diagnostics
-from adapmixed.evaluation.result import Evaluation, Tally, compared, held, read_state, save_state
+from adapmixed.evaluation.diagnostics import Diagnostics, target_log_probs
+from adapmixed.evaluation.result import Evaluation, Tally, compared, read_state, save_state
+from adapmixed.files import remove_leftovers, sole_writer
 from adapmixed.limits import DEFAULT_ACTIVE, check_active, check_count, check_optional_count
-from adapmixed.mechanisms import Mechanism, Origin, Rows, shaped
+from adapmixed.mechanisms import Mechanism, Origin, Rows, Unprotected, shaped
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.encoding import from_json, to_json
 from adapmixed.rng import SecureRandom, SeededRandom
 from adapmixed.text import begun
-from adapmixed_ext.inputs import prepare
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
@@ -156,6 +156,7 @@ def evaluate(
 
     def begin() -> Tensor:
         assert path is not None
+        remove_leftovers(path.parent, path.name)  # of a killed evaluation
         state = read_state(path, configuration)
         if state is None:
             save_state(path, configuration, session.state())  # raises if it cannot be written
@@ -163,7 +164,7 @@ def evaluate(
             session.restore(state)
         return torch.tensor([session.place])
 
-    with nullcontext() if path is None or not ranks.is_main else held(path):
+    with nullcontext() if path is None or not ranks.is_main else sole_writer(path):
         if path is not None:
             session.place = int(ranks.tell(begin, (1,), torch.int64, torch.device("cpu")))
         saved = time.monotonic()
@@ -382,21 +383,16 @@ def _probe(
     text = tokens[window.start : min(window.stop, window.start + _PROBED + 1)]
     queries = len(begun(ensemble.beginning, text)) - 1
     sums: Any = 0.0
-    speaking = origin.active_tokens
-    parts = scored_parts(ensemble, text, queries, memory_bytes=memory_bytes, active=speaking)
+    active = origin.active_tokens
+    parts = scored_parts(ensemble, text, queries, memory_bytes=memory_bytes, active=active)
     for rows, targets in parts:
-        places, share = rows.places(targets)
-        whole = rows.with_tail()
-        private, public, *lses = prepare(whole.private, whole.public)[:4]
-        found = [
-            logits.gather(-1, places.expand(lse.shape)[..., None])[..., 0] - lse + share
-            for logits, lse in zip((private, public[None]), (lses[0], lses[1][None]), strict=True)
-        ]
-        sums = sums + torch.cat(found).clamp_min(_IMPOSSIBLE).sum(-1)
-    members = ensemble.ranks.gather(sums[:-1])
+        plain = Unprotected().propose_rows(rows, rng=SeededRandom(0))._proposed
+        found = np.vstack(target_log_probs(plain, targets))
+        sums = sums + np.maximum(found, _IMPOSSIBLE).sum(1)
+    members = ensemble.ranks.gather(torch.from_numpy(sums[:-1]))
     if members is None:  # only the main process keeps the file
         return []
-    return [float(value) for value in torch.cat([members, sums[-1:]]) / queries]
+    return [*(members / queries).tolist(), float(sums[-1]) / queries]
 
 
 def _digest(tokens: Sequence[int]) -> str:

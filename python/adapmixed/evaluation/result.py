@@ -10,22 +10,24 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from adapmixed.ensemble.manifest import read_versioned
-from adapmixed.evaluation.diagnostics import Curve, Diagnostics
-from adapmixed.files import remove_leftovers, sole_writer, write_file
+from adapmixed.files import write_file
 from adapmixed.mechanisms import Answer, Ticket
 from adapmixed.privacy import Accountant, Guarantee
-from adapmixed.privacy.encoding import READERS, canonical
+from adapmixed.privacy.encoding import READERS, canonical, from_json
+
+if TYPE_CHECKING:
+    from adapmixed.evaluation.diagnostics import Diagnostics
 
 CURVE_POINTS = 512
 BLOCK, MOST_BLOCKS, LEAST_BLOCKS = 64, 64, 8
@@ -40,6 +42,45 @@ _ENTRIES = (
     "adjacency method order screened tokens_per_second breakdown curve perplexities"
 )
 _TOLERANCE = 1e-3  # of a probe: more than rounding on other machines, less than other ensembles
+
+
+@dataclass
+class Curve:
+    """At most `most` points, evenly spaced over the calls, always with the last one.
+
+    If there would be more, every second point is dropped, and from then on only half as many calls
+    are kept. The choice of points depends only on the number of calls.
+
+    Attributes:
+        most: the largest number of points, even.
+        step: every how many calls a point is kept.
+        calls: number of calls so far.
+        points: (n, width), the kept points.
+        last: (1, width), the point of the last call; empty before the first.
+    """
+
+    most: int
+    step: int = 1
+    calls: int = 0
+    points: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+    last: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+
+    def add(self, point: Sequence[float]) -> None:
+        """Add the point of the next call."""
+        self.calls += 1
+        self.last = np.array([point])
+        if self.calls % self.step:
+            return
+        self.points = np.concatenate([self.points.reshape(-1, len(point)), self.last])
+        if len(self.points) > self.most:
+            self.points = self.points[1::2]
+            self.step *= 2
+
+    def all(self) -> NDArray[np.float64]:
+        """Return the points, in order."""
+        # Because `most` is even, the points belong to the calls that `step` divides.
+        ended = self.calls % self.step == 0
+        return self.points if ended else np.concatenate([self.points, self.last])
 
 
 @dataclass
@@ -95,7 +136,6 @@ class Tally:
             queries=queries,
             guarantee=guarantee,
             screened=0.0 if guarantee.kind == "public" else self.screened / queries,
-            seconds=self.seconds,
             tokens_per_second=queries / (self.seconds + forward_seconds),
             curve=tuple((done, None if math.isnan(cost) else cost) for done, cost, _ in points),
             perplexities=tuple((done, perplexity) for done, _, perplexity in points),
@@ -109,6 +149,7 @@ class Tally:
 
 
 READERS["Accountant"] = Accountant.from_state
+READERS["Curve"] = partial(from_json, Curve)
 
 
 @dataclass(frozen=True)
@@ -127,7 +168,6 @@ class Evaluation:
         guarantee: the accountant's guarantee after all queries.
         screened: share of queries that screening answered with the public model; 0 for a mechanism
             that never reads the private models.
-        seconds: time spent in the mechanism, without the models' forward pass.
         tokens_per_second: queries divided by the time of the mechanism and the shared forward pass;
             None if it is not shown.
         curve: (queries, ε) after each call of the mechanism and at the end. Long evaluations keep
@@ -154,7 +194,6 @@ class Evaluation:
     queries: int
     guarantee: Guarantee
     screened: float
-    seconds: float
     tokens_per_second: float | None
     curve: tuple[tuple[int, float | None], ...]
     perplexities: tuple[tuple[int, float], ...]
@@ -318,18 +357,6 @@ def _losses(one: Evaluation) -> NDArray[np.float64]:
     count = min(MOST_BLOCKS, max(1, one.queries // BLOCK))
     wanted = np.arange(count + 1) * one.queries / count
     return np.diff(points[np.unique(np.searchsorted(points[:, 0], wanted))], axis=0)
-
-
-@contextmanager
-def held(path: Path) -> Iterator[None]:
-    """Hold a result file alone, and remove what a killed evaluation left next to it.
-
-    Raises:
-        OSError: another process holds it, or its folder is missing or cannot be written.
-    """
-    with sole_writer(path):
-        remove_leftovers(path.parent, path.name)
-        yield
 
 
 def read_state(path: Path, configuration: Mapping[str, Any]) -> dict[str, Any] | None:

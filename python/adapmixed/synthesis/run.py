@@ -3,6 +3,11 @@
 The members are prompts with one record each (`ensemble.prompts`), and ClippedLogPool draws. Batches
 share no record. So the ε of one text, for the public number of tokens that it may have, is that of
 all texts together (parallel composition).
+
+The number of batches and of slots in each is public. A name goes to the batch that a keyed hash of
+it tells, so that no other record decides in which it lies. Records of one name share a slot,
+because one slot is charged. If more names meet in a batch than it has slots, those that come first
+by their hash have one, and the others are left out. A slot without a name is empty.
 """
 
 from __future__ import annotations
@@ -11,16 +16,16 @@ import csv
 import hashlib
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from adapmixed.data import Corpus
+from adapmixed.data import Corpus, Document
 from adapmixed.ensemble.prompts import LONGEST, PromptEnsemble
 from adapmixed.files import create_file, write_file
 from adapmixed.generation import PrivateGenerator
@@ -28,8 +33,8 @@ from adapmixed.limits import DEFAULT_ACTIVE, check_count
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant, BoundedRangeAnswer, Caveat, Event, Guarantee
 from adapmixed.privacy.planner import CHOSEN_SCALE, models_for, recommended
-from adapmixed.synthesis.batches import Batches, dealt
 from adapmixed.synthesis.journal import Journal
+from adapmixed.training.shards import assign_shards, keyed_name
 
 LEAST_WIDTH = 0.3
 """Width of the clip below which a record hardly shows."""
@@ -38,7 +43,63 @@ GOOD_WIDTH = 2.0
 MEMORY_BYTES = 4 << 30
 """For the caches of all prompts of a batch, unless told otherwise."""
 
+BETWEEN = "\n\n"
+"""Between the records of one name."""
+
 Progress = Callable[[int, int], None]
+
+
+class Batches(NamedTuple):
+    """The records of all batches. All of it is private.
+
+    Attributes:
+        slots: for each batch its records, None in an empty slot.
+        left_out: the records of names that found their batch full.
+    """
+
+    slots: list[list[str | None]]
+    left_out: list[str]
+
+    @property
+    def empty(self) -> int:
+        """The number of empty slots."""
+        return sum(record is None for batch in self.slots for record in batch)
+
+    @property
+    def names(self) -> int:
+        """The number of names."""
+        return sum(map(len, self.slots)) - self.empty + len(self.left_out)
+
+
+def dealt(documents: Iterable[Document], count: int, size: int, *, key: bytes) -> Batches:
+    """Return the records of `count` batches of `size` slots.
+
+    Args:
+        documents: the records and their names.
+        count: number of batches, ≥ 1.
+        size: number of slots in each, ≥ 1.
+        key: 16 to 64 bytes, a secret.
+
+    Raises:
+        ValueError: there are no records, or fewer names than `size` for each of the batches.
+    """
+    texts: dict[str, list[str]] = {}
+    for document in documents:
+        texts.setdefault(document.identifier, []).append(document.text)
+    if len(texts) < count * size:
+        possible = len(texts) // size
+        raise ValueError(
+            f"count must be <= {possible}, the batches of {size} that {len(texts)} names fill, got "
+            f"{count}: ask for fewer texts, or for smaller batches"
+            if possible
+            else f"texts must hold at least {size} names, a batch, got {len(texts)}"
+        )
+    found: list[list[str]] = [[] for _ in range(count)]
+    for name in sorted(texts, key=lambda name: keyed_name(name, key)):
+        (batch,) = assign_shards([name], count, key=key)
+        found[batch].append(BETWEEN.join(texts[name]))
+    slots = [[*batch[:size], *[None] * (size - len(batch))] for batch in found]
+    return Batches(slots, [record for batch in found for record in batch[size:]])
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Divide documents into shards, and train one adapter per shard."""
 
-from adapmixed.training.adapter import save_adapter
-from adapmixed.training.blocks import token_blocks, token_stream
-from adapmixed.training.finetune import shard_seed, train_adapter
+from adapmixed.text import token_stream
+from adapmixed.training.blocks import token_blocks
+from adapmixed.training.finetune import save_adapter, shard_seed, train_adapter
 from adapmixed.training.run import TrainingRun, train_ensemble
 from adapmixed.training.settings import FinetuneConfig
 from adapmixed.training.shards import assign_shards, shard_record

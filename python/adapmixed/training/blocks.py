@@ -1,20 +1,46 @@
-"""Turn text into blocks of tokens to train on."""
+"""Cut tokens into blocks to train on, or into stored hidden states of a shared trunk.
+
+If members adapt the output layer alone, everything below it is public and frozen. So its hidden
+states are the same in every epoch. They are computed once per token in eval mode and kept, and so
+are the public logits while they fit. Training is then a softmax regression on the tokens that are
+predicted. Hidden states are functions of the private text. So a file of them is readable by its
+owner alone, and has no name while in use: nothing is left of it, however the process ends.
+"""
 
 from __future__ import annotations
 
+import logging
+import mmap
+import os
+import shutil
+import tempfile
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from adapmixed.text import beginning_of, end_of_text
+from adapmixed.ensemble.lora import head_name
+from adapmixed_ext.low_rank import cross_entropy, pack_tokens, unpack_tokens
 
+_LOG = logging.getLogger(__name__)
 IGNORED = -100
 """The label that torch's cross entropy ignores."""
 PASS_TOKENS = 512
 """Tokens per forward pass on a CPU, so that the logits stay in the cache; at least one block."""
+IN_MEMORY = 256 << 20
+"""Largest size of one shard's hidden states in memory, in bytes; larger ones go to a file."""
+PUBLIC_BYTES = 1 << 30
+"""Bytes of one shard's public logits that are kept; the others are computed in every epoch."""
+_TOKENS = 256  # tokens per pass of the trunk, so that activations stay in a core's cache
+_NUMBERS = 1 << 20  # logits per pass of the output layer, for the same reason
+_LEAST = 32  # tokens of such a pass
+_TRIAL = 8  # tokens of a trial
 
 
 @dataclass(frozen=True)
@@ -48,30 +74,6 @@ class Blocks:
             yield self.inputs[part, :last], targets[:, :last]
 
 
-def token_stream(tokenizer: Any, texts: Sequence[str], vocab_size: int | None = None) -> list[int]:
-    """Return the token ids of all texts in order, each followed by the end-of-text token.
-
-    A BOS that a chat template has written is left out, since every block begins with one.
-
-    Args:
-        tokenizer: the base's tokenizer.
-        texts: the texts.
-        vocab_size: V of the base, to leave out what only the tokenizer has; None for all tokens.
-
-    Raises:
-        ValueError: if the tokenizer has no end-of-text token.
-    """
-    end = end_of_text(tokenizer, vocab_size)
-    beginning = list(beginning_of(tokenizer))
-    stream: list[int] = []
-    for text in texts:
-        ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-        ids = ids[len(beginning) :] if ids[: len(beginning)] == beginning else ids
-        stream += ids if vocab_size is None else [one for one in ids if one < vocab_size]
-        stream.append(end)
-    return stream
-
-
 def token_blocks(
     tokens: Sequence[int], block_size: int, beginning: Sequence[int] = ()
 ) -> tuple[Tensor, Tensor]:
@@ -100,3 +102,273 @@ def token_blocks(
         inputs[row, : block.numel()] = block
         labels[row, first : block.numel()] = block[first:]
     return inputs, labels
+
+
+class HeadTrunk(NamedTuple):
+    """The module whose output alone determines the logits.
+
+    Attributes:
+        name: its name.
+        kind: the type of its output.
+        plain: whether the output layer's results are the logits, without a cap or a scale.
+    """
+
+    name: str
+    kind: type
+    plain: bool
+
+
+@dataclass(frozen=True)
+class StateBlocks:
+    """Blocks of which the hidden states are stored; it is read as `Blocks` is.
+
+    Attributes:
+        targets: (n,) int64, the tokens that are predicted in all stored blocks.
+        bounds: for each of these blocks the start and the end of its targets.
+        size: targets of a pass.
+        head: the output layer if its results are the logits in fp32, on the CPU; else None.
+    """
+
+    targets: Tensor
+    bounds: Sequence[tuple[int, int]]
+    size: int
+    head: _Head | None
+
+    def __len__(self) -> int:
+        return len(self.bounds)
+
+    def passes(self, rows: Tensor, *, whole: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (numbers of the stored states instead of token ids, targets), each (1, s) int64."""
+        for row in rows.tolist():
+            numbers = torch.arange(*self.bounds[row])
+            for part in torch.split(numbers, len(numbers) if whole else self.size):
+                yield part[None], self.targets[part][None]
+
+
+@contextmanager
+def trunk_once(
+    model: Any, trunk: HeadTrunk | None, parts: Sequence[Blocks], scratch: Path | None = None
+) -> Iterator[Sequence[Blocks | StateBlocks]]:
+    """Let a model that adapts its output layer alone answer from stored hidden states.
+
+    The model is changed while the context is entered, and restored afterwards.
+
+    Args:
+        model: an `finetune.adapted_copy` in eval mode.
+        trunk: as `find_trunk` returns it; with None nothing is changed.
+        parts: blocks of tokens.
+        scratch: a private folder for hidden states larger than `IN_MEMORY`; None to keep them
+            always in memory.
+
+    Yields:
+        the blocks to use instead of `parts`.
+
+    Raises:
+        RuntimeError: if `scratch` has no room for the states.
+    """
+    if trunk is None or not any(map(len, parts)):
+        yield parts
+        return
+    inner = model.get_base_model()
+    module = inner.get_submodule(trunk.name)
+    head = head_name(inner)
+    layer = inner.get_submodule(head)
+    whole = Blocks(*(torch.cat([getattr(p, n) for p in parts]) for n in ("inputs", "labels")))
+    targets = whole.labels[:, 1:]
+    counts = (targets != IGNORED).sum(1).tolist()
+    bounds = list(pairwise(accumulate(counts, initial=0)))
+    stored = _Stored(_states(module, whole, scratch), trunk.kind)
+    weight, size = layer.base_layer.weight, whole.labels.shape[1]
+    quick = _Head(layer, stored, bounds) if weight.dtype == torch.float32 else None
+    if quick is not None and not trunk.plain:
+        size = max(_LEAST, _NUMBERS // len(weight))
+    predicted = targets[targets != IGNORED]
+    ends = pairwise(accumulate(map(len, parts), initial=0))
+    try:
+        inner.set_submodule(trunk.name, stored)
+        inner.set_submodule(head, quick or layer)
+        own = quick if trunk.plain and not weight.is_cuda else None
+        yield [StateBlocks(predicted, bounds[slice(*end)], size, own) for end in ends]
+    finally:
+        if quick is not None:
+            quick.finish()
+        inner.set_submodule(trunk.name, module)
+        inner.set_submodule(head, layer)
+
+
+def lora_layers(model: Any) -> list[Any]:
+    """Return peft's LoRA layers of a model."""
+    return [module for module in model.modules() if hasattr(module, "lora_A")]
+
+
+def adapts_head_alone(inner: Any) -> bool:
+    """Return whether the output layer is the only one of peft's LoRA layers."""
+    layers = lora_layers(inner)
+    return len(layers) == 1 and layers[0] is inner.get_output_embeddings()
+
+
+class _Stored(nn.Module):
+    """A substitute for the trunk that answers with stored hidden states, as `kind` of output."""
+
+    def __init__(self, states: Tensor, kind: type) -> None:
+        super().__init__()
+        self.states, self._kind = states, kind
+        self.rows = slice(0, 0)  # of the last pass
+
+    def forward(self, input_ids: Tensor, **_: Any) -> Any:
+        first = int(input_ids[0, 0])
+        self.rows = slice(first, first + input_ids.shape[1])
+        return self._kind(last_hidden_state=self.states[None, self.rows].to(input_ids.device))
+
+
+class _Head(nn.Module):
+    """peft's output layer in fp32, which keeps public logits, and B in packs of tokens."""
+
+    def __init__(self, layer: Any, stored: _Stored, bounds: Sequence[tuple[int, int]]) -> None:
+        super().__init__()
+        self.weight = layer.base_layer.weight
+        self._layer, self._stored, self._bounds = layer, stored, bounds
+        self._kept: dict[int, Tensor] = {}
+        self._last = -1, self.weight  # no block yet
+        self._room = PUBLIC_BYTES // (4 * len(self.weight))  # rows
+        (adapter,) = layer.active_adapters
+        self._scale, self._a = layer.scaling[adapter], layer.lora_A[adapter].weight
+        self._b = layer.lora_B[adapter].weight
+        self.packs = nn.Parameter(pack_tokens(self._b.detach().T))
+        self._b.requires_grad_(False)
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Give the layer its B."""
+        self._b.copy_(unpack_tokens(self.packs, len(self._b)).T).requires_grad_()
+
+    def forward(self, states: Tensor) -> Tensor:
+        up = unpack_tokens(self.packs, len(self.weight))
+        return torch.addmm(self._public(self._stored.rows), self._low(states[0]), up)[None]
+
+    def loss(self, rows: slice, targets: Tensor, weight: float | None = None) -> float:
+        """Return the sum of the cross entropies of targets (n,) at these rows, on the CPU.
+
+        With a weight, the gradient of the sum times the weight is added to the parameters'.
+        """
+        states = self._stored.states[rows]
+        with torch.no_grad():
+            low, packs = self._low(states), self.packs.detach()
+            given = self._public(rows), low, packs, targets
+            if weight is None:
+                return float(cross_entropy(*given).sum())
+            of_low, of_packs = torch.empty_like(low), torch.zeros_like(packs)
+            losses = cross_entropy(*given, (of_low, of_packs))
+            _add_gradient(self.packs, of_packs * weight)
+            _add_gradient(self._a, of_low.T @ states * (weight * self._scale))
+            return float(losses.sum())
+
+    def _low(self, states: Tensor) -> Tensor:
+        """Return s A h."""
+        low: Tensor = nn.functional.linear(states, self._a) * self._scale
+        return low
+
+    @torch.no_grad()
+    def _public(self, rows: slice) -> Tensor:
+        """Return the public logits of some rows of one block, computed for the whole block."""
+        block = bisect_right(self._bounds, rows.start, key=lambda bound: bound[0]) - 1
+        start, stop = self._bounds[block]
+        if block not in self._kept and self._last[0] != block:
+            states = self._stored.states[start:stop].to(self.weight.device)
+            self._last = block, self._layer.base_layer(states)
+            if stop - start <= self._room:
+                self._room -= stop - start
+                self._kept[block] = self._last[1]
+        found = self._kept[block] if block in self._kept else self._last[1]
+        return found[rows.start - start : rows.stop - start]
+
+
+def _add_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:
+    if parameter.requires_grad:
+        parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+
+def find_trunk(model: Any) -> HeadTrunk | None:
+    """Return the trunk of a model that adapts its output layer alone.
+
+    A few public tokens are tried: from the trunk's stored output the model must give the same bits.
+
+    Args:
+        model: an `finetune.adapted_copy` in eval mode.
+
+    Returns:
+        None if other layers are adapted, or no such module is found, which is logged.
+    """
+    inner = model.get_base_model()
+    if not adapts_head_alone(inner):
+        return None
+    trunk, head = inner.get_decoder(), inner.get_output_embeddings()
+    name = next((name for name, module in inner.named_modules() if module is trunk), "")
+    device = head.weight.device
+    numbers = torch.arange(_TRIAL, device=device)[None]
+    ids = (numbers + 1) % inner.config.get_text_config().vocab_size  # no token has its own number
+    try:
+        with torch.no_grad():
+            expected = inner(input_ids=ids, use_cache=False).logits
+            output = trunk(input_ids=ids, use_cache=False)
+            inner.set_submodule(name, _Stored(output[0][0], type(output)))
+            found = inner(input_ids=numbers, use_cache=False).logits
+            plain = torch.equal(head(output[0]), expected)
+        if torch.equal(found, expected):
+            return HeadTrunk(name, type(output), plain)
+    except Exception as error:  # a model's own code may raise anything
+        _LOG.info("%s: %s", type(error).__name__, error)
+    finally:
+        if name:
+            inner.set_submodule(name, trunk)
+    _LOG.warning(
+        "the trunk of %s was not found: it runs in every epoch instead of once",
+        type(inner).__name__,
+    )
+    return None
+
+
+@torch.no_grad()
+def _states(trunk: Any, blocks: Blocks, scratch: Path | None) -> Tensor:
+    """Return the hidden states from which tokens are predicted, (tokens, d) in the model's dtype.
+
+    A pass takes few blocks, so that little is computed for padding.
+    """
+    size = int((blocks.labels[:, 1:] != IGNORED).sum())
+    device = next(trunk.parameters()).device
+    rows = torch.arange(len(blocks))
+    states, done = None, 0
+    for part in torch.split(rows, max(1, _TOKENS // blocks.labels.shape[1])):
+        for ids, targets in blocks.passes(part, whole=True):
+            found = trunk(input_ids=ids.to(device), use_cache=False)[0]
+            found = found[targets != IGNORED]
+            if states is None:
+                states = _storage((size, found.shape[-1]), found.dtype, scratch)
+            states[done : done + len(found)] = found
+            done += len(found)
+    assert states is not None
+    return states
+
+
+def _storage(shape: tuple[int, ...], dtype: torch.dtype, scratch: Path | None) -> Tensor:
+    """Return an uninitialised tensor in memory, or mapped from a nameless file in `scratch`.
+
+    The file's blocks are allocated at once, so that a full disk raises here and is no crash later.
+
+    Raises:
+        RuntimeError: if `scratch` has too little room.
+    """
+    size = torch.Size(shape).numel() * dtype.itemsize
+    if scratch is None or size <= IN_MEMORY:
+        return torch.empty(shape, dtype=dtype)
+    _LOG.info("hidden states of the shard: %d bytes in %s", size, scratch)
+    free = shutil.disk_usage(scratch).free
+    with tempfile.TemporaryFile(dir=scratch) as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            raise RuntimeError(
+                f"{scratch} must have room for the hidden states of a shard, {size} bytes, "
+                f"got {free} free"
+            ) from error
+        return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=dtype).view(shape)

@@ -22,7 +22,7 @@ from adapmixed_lab.baselines.uniform_mixing import UniformMixing
 
 if TYPE_CHECKING:
     from adapmixed.evaluation import Evaluation
-    from adapmixed_lab.dp_sgd.guarantee import AdapterGuarantee
+    from adapmixed_lab.dp_sgd import AdapterGuarantee
     from adapmixed_lab.figures.style import DrawnFigure
 
 ADD_REMOVE = "add/remove"  # a record or a name, of the text that DP-SGD reads

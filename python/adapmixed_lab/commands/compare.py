@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed.evaluation import evaluate
     from adapmixed.mechanisms import PublicOnly, Unprotected
     from adapmixed.ranks import ALONE
-    from adapmixed.training.blocks import token_stream
+    from adapmixed.text import token_stream
     from adapmixed_lab.baselines.frontier import draw, methods, text, trained
     from adapmixed_lab.reproduce.dp_adapter import read_dp_adapter
 

@@ -41,8 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Train and print the guarantee."""
     from adapmixed.training.base import documents_of
     from adapmixed.training.run import DTYPES
-    from adapmixed_lab.dp_sgd.guarantee import PrivacyTarget, finetune_settings
-    from adapmixed_lab.dp_sgd.training import train_dp
+    from adapmixed_lab.dp_sgd import PrivacyTarget, finetune_settings, train_dp
 
     check_alone("dp-sgd")  # each rank would train an adapter, and the guarantee covers one
     corpus = corpus_of(arguments)

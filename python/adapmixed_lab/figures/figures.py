@@ -26,7 +26,6 @@ from adapmixed_lab.figures.style import (
 )
 
 _LINE = 0.17  # inches of a line of a legend
-_MARK = 7.0  # points
 _ROW = 1.75  # inches of the axes of one of several methods
 _EDGE = 0.055  # how far outside [0, 1] the bars of exactly 0 and 1 stand
 _OPERATOR = "For the operator only."
@@ -122,24 +121,15 @@ def _draw_tradeoff(methods: Sequence[Evaluation]) -> DrawnFigure | None:
             axes.set_xlim(min(paid) / 2.5, max(paid) * 2.5)
         else:
             axes.set_xlim(0, 1.2 * max(paid))
-        near = _MARK * figure.dpi / 72
-        at = [
-            tuple(axes.transData.transform((m.guarantee.epsilon, m.perplexity))) for m, _ in finite
-        ]
-        for number, (method, colour) in enumerate(finite):
-            mark = {
-                "color": colour,
-                "marker": MARKERS.get(method.guarantee.kind, "o"),
-                "linestyle": "none",
-            }
-            look: dict[str, Any] = mark | filling(method.guarantee.adjacency)
-            # Later marks are smaller than those that they cover, so that every rim is seen.
-            covered = sum(math.dist(at[number], other) < near for other in at[number + 1 :])
+        for (method, colour), epsilon in zip(finite, paid, strict=True):
+            marker = MARKERS.get(method.guarantee.kind, "o")
+            look: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": "none"}
+            look |= filling(method.guarantee.adjacency)
             low, high = bar(method)
             reach = [[method.perplexity - low], [high - method.perplexity]]
             axes.errorbar(
-                paid[number], method.perplexity, elinewidth=1.0, capsize=2.5, clip_on=False,
-                yerr=reach if low < high else None, markersize=_MARK + 4 * covered, **look,
+                epsilon, method.perplexity, elinewidth=1.0, capsize=2.5, clip_on=False,
+                yerr=reach if low < high else None, markersize=7, **look,
             )  # fmt: skip
             handles.append(Line2D([], [], **look))
         for method, dash in zip(levels, cycle(DASHES), strict=False):
@@ -156,8 +146,7 @@ def _draw_tradeoff(methods: Sequence[Evaluation]) -> DrawnFigure | None:
         "Circles are fixed guarantees, and diamonds are data-dependent values. Full marks are for "
         "zero-out, empty marks for leave-one-out, and half marks for replace-one. The same ε in "
         "another shape or filling is not the same guarantee. Lines are references without an ε. "
-        "A larger mark lies beneath a smaller one. Bars are 95 % intervals of the paired "
-        "difference to the public model."
+        "Bars are 95 % intervals of the paired difference to the public model."
     )
     if any(method.guarantee.kind == "published" for method, _ in finite):
         caption += " Crosses are claims of the published bound, which is invalid."

@@ -18,8 +18,13 @@ from adapmixed.training.base import base_facts
 from adapmixed.training.demo import NUM_MODELS
 from adapmixed.training.settings import FinetuneConfig
 from adapmixed.training.shards import assign_shards, load_key
-from adapmixed_lab.dp_sgd.guarantee import AdapterGuarantee, PrivacyTarget
-from adapmixed_lab.dp_sgd.training import FORMAT_VERSION, GUARANTEE_FILE, train_dp
+from adapmixed_lab.dp_sgd import (
+    FORMAT_VERSION,
+    GUARANTEE_FILE,
+    AdapterGuarantee,
+    PrivacyTarget,
+    train_dp,
+)
 from adapmixed_lab.reproduce.measure import Reference
 from adapmixed_lab.reproduce.paper import DELTA, DP_SGD
 

@@ -17,7 +17,7 @@ from adapmixed.data.corpus import HUB
 from adapmixed.evaluation import Evaluation, evaluate
 from adapmixed.mechanisms import Mechanism, PublicOnly, Unprotected, UnprotectedPool
 from adapmixed.rng import SeededRandom
-from adapmixed.training.blocks import token_stream
+from adapmixed.text import token_stream
 from adapmixed.training.demo import train_demo
 from adapmixed_lab.reproduce.paper import DELTA, PUBLIC
 from adapmixed_lab.reproduce.sources import Sources

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from adapmixed_lab.audit.statistics import (
-    binomial_deviation,
     chi_square,
     chi_square_limit,
     least_epsilon,
@@ -61,11 +60,6 @@ def test_chi_square_errs_no_more_often_than_stated() -> None:
         counts = generator.poisson(25, (100_000, cells))
         above = ((counts - 25) ** 2 / 25).sum(1) > chi_square_limit(cells)
         assert above.mean() < 1e-3
-
-
-def test_binomial_deviation() -> None:
-    assert binomial_deviation(10, 20, 0.5) == 0.0
-    assert binomial_deviation(0, 20, 0.5) == pytest.approx(1 - 2**-19)
 
 
 def test_one_run_against_published_numbers_and_closed_forms() -> None:

@@ -19,8 +19,7 @@ from adapmixed.privacy import Accountant
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.baselines.frontier import WORDS, methods
 from adapmixed_lab.cli import main
-from adapmixed_lab.dp_sgd.guarantee import AdapterGuarantee
-from adapmixed_lab.dp_sgd.training import FORMAT_VERSION, GUARANTEE_FILE
+from adapmixed_lab.dp_sgd import FORMAT_VERSION, GUARANTEE_FILE, AdapterGuarantee
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 

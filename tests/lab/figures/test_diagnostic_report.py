@@ -22,7 +22,7 @@ from adapmixed.data import demo_base
 from adapmixed.data.builtin import held_out_documents
 from adapmixed.ensemble import read_manifest, write_manifest
 from adapmixed.evaluation import Diagnostics, Evaluation
-from adapmixed.evaluation.diagnostics import Curve
+from adapmixed.evaluation.result import Curve
 from adapmixed.report import validation_losses
 from adapmixed_lab.figures.figures import draw
 
@@ -130,14 +130,26 @@ def test_evaluate_writes_the_page(
         (ensemble / member / "shard.json").write_text(json.dumps(record), encoding="utf-8")
     text.write_text("\n\n".join(one.text for one in held_out_documents()[:2]), encoding="utf-8")
     command = ["evaluate", "--base", str(demo_base()), "--ensemble", str(ensemble), "--text"]
-    command += [str(text), "--queries", "20", "--block", "21", "--report", str(folder)]
+    command += [
+        str(text),
+        "--queries",
+        "20",
+        "--block",
+        "21",
+        "--report",
+        str(folder),
+        "--seed",
+        "3",
+    ]
     run = tmp_path / "run.json"
-    assert main([*command, "--json", str(run), *options]) == 0
+    assert main([*command, "--seed", "3", "--json", str(run), *options]) == 0
     printed = capsys.readouterr()
     assert printed.err == f"wrote {folder / 'report.html'}\n"
     assert printed.out.splitlines()[-1].startswith("No share of the gain is stated")
     assert (folder / "report.json").read_bytes() == run.read_bytes()
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    assert {one["tokens_per_second"] for one in report["methods"]} == {None}
+    assert ("PRIVATE, for the operator: the utility" in printed.out) != ("runs" in report)
     assert [one["loss"] for one in report["validation"]] == [4.25, 5.25]
     assert {"validation.svg", "validation.pdf"} <= {path.name for path in folder.iterdir()}
     assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
@@ -164,20 +176,3 @@ def test_a_page_that_cannot_be_written_is_no_evaluation(
     assert main([*command, str(tmp_path / "page")]) == 2
     words = "the report's page needs matplotlib: pip install 'adapmixed[lab]'"
     assert words in capsys.readouterr().err
-
-
-def test_evaluate_with_diagnostics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("\n\n".join(one.text for one in held_out_documents()[:8]), encoding="utf-8")
-    written = tmp_path / "seeded.json"
-    models = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
-    options = ["--queries", "40", "--seed", "3", "--diagnostics"]
-    options += ["--mechanism", "adapmixed screen=public"]
-    arguments = ["--text", str(text), "--json", str(written)]
-    assert main(["evaluate", *models, *arguments, *options]) == 0
-    assert "PRIVATE, for the operator: the utility theorem" in capsys.readouterr().out
-    report = json.loads(written.read_text(encoding="utf-8"))
-    utility = report["methods"][2]["diagnostics"]["utility"]
-    assert utility["gap"] <= utility["mean_bound"] <= utility["bound"]
-    assert len(report["methods"][2]["diagnostics"]["charges"][-1][1]) == 64
-    assert {one["tokens_per_second"] for one in report["methods"]} == {None}

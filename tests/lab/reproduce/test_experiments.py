@@ -19,7 +19,7 @@ from adapmixed.mechanisms import AdaPMixED, Unprotected
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.cli import main
-from adapmixed_lab.dp_sgd.guarantee import AdapterGuarantee
+from adapmixed_lab.dp_sgd import AdapterGuarantee
 from adapmixed_lab.reproduce import dp_adapter, paper
 from adapmixed_lab.reproduce.dp_adapter import WHOLE_NAME, dp_line
 from adapmixed_lab.reproduce.figure2 import figure2, relative, settings_of, sizes, write_outputs

@@ -1,1 +1,0 @@
-"""One adapter trained with DP-SGD on the same corpus, the published baseline."""
