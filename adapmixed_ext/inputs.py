@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from adapmixed import limits
@@ -196,16 +195,18 @@ def _bare_weights(projection: object, private: Tensor) -> Tensor:
 
 
 def likeliest(public: Tensor, count: int, *, by_rank: bool = False) -> Tensor:
-    """Return (B, count) int64, the tokens of the largest logits; of ties the smaller.
+    """Return (B, count) int64, the tokens of the largest of (B, V) logits; of ties the smaller.
 
-    Args:
-        public: (B, V) logits, none of them NaN.
-        count: at most V.
-        by_rank: the likeliest comes first; else tokens ascend.
+    They ascend, or begin with the likeliest if `by_rank` is true.
     """
-    if public.device.type == "cpu" and not by_rank:
-        rows = [_largest(row, count) for row in public.float().numpy()]
-        return torch.from_numpy(np.stack(rows) if rows else np.empty((0, count), dtype=np.int64))
+    if public.device.type == "cpu" and not by_rank:  # many times as fast as topk
+        rows = public.float().nan_to_num(torch.inf, torch.inf, -torch.inf).numpy()
+        least = np.partition(rows, -count)[:, -count, None]
+        taken = rows >= least
+        if np.count_nonzero(taken) != count * len(rows):
+            ties, room = rows == least, count - np.count_nonzero(rows > least, 1)
+            taken = (rows > least) | (ties & (ties.cumsum(1) <= room[:, None]))
+        return torch.from_numpy(np.flatnonzero(taken).reshape(len(rows), count) % rows.shape[1])
     bits = (public.float() + 0.0).view(torch.int32)  # adding 0 turns -0 into 0
     # The bits of positive numbers order as integers, those of negative ones the other way round.
     bits ^= (bits >> 31) & 0x7FFFFFFF
@@ -213,13 +214,3 @@ def likeliest(public: Tensor, count: int, *, by_rank: bool = False) -> Tensor:
     unequal = bits.long().bitwise_left_shift_(32).bitwise_or_(falling)
     tokens = unequal.topk(count, sorted=by_rank).indices
     return tokens if by_rank else tokens.sort(-1).values
-
-
-def _largest(row: NDArray[np.float32], count: int) -> NDArray[np.int64]:
-    """Return the places of the largest numbers; NumPy's selection is many times topk's speed."""
-    least = np.partition(row, -count)[-count]
-    places = np.flatnonzero(row >= least)
-    if len(places) != count:  # ties, or NaN, which no caller answers
-        above, equal = np.flatnonzero(~(row <= least)), np.flatnonzero(row == least)
-        places = np.sort(np.concatenate([above, equal])[:count])
-    return places

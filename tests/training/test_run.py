@@ -55,8 +55,10 @@ def test_an_ensemble_is_whole_and_loads(
     lines: list[str] = []
     train_ensemble(run, say=lines.append)
     manifest = read_manifest(run.output)
-    shared, *lines = lines
+    shared, warning, *lines = lines
     assert shared.startswith("Shared shards: ")
+    documents = [shard["documents"] for shard in manifest.shards]
+    assert warning.startswith(f"warning: {documents.count(0)} of the 40 shards to train on are em")
     assert len(manifest.members) == len(manifest.shards) == len(lines) == 40
     assert manifest.base_model == "tiny-base"
     assert manifest.base_files.keys() == {

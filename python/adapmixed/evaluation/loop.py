@@ -389,7 +389,7 @@ def _probe(
         plain = Unprotected().propose_rows(rows, rng=SeededRandom(0))._proposed
         found = np.vstack(target_log_probs(plain, targets))
         sums = sums + np.maximum(found, _IMPOSSIBLE).sum(1)
-    members = ensemble.ranks.gather(torch.from_numpy(sums[:-1]))
+    members = ensemble.ranks.gather(torch.from_numpy(sums[:-1]).to(ensemble.device))
     if members is None:  # only the main process keeps the file
         return []
     return [*(members / queries).tolist(), float(sums[-1]) / queries]

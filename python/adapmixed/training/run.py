@@ -239,6 +239,13 @@ def train_ensemble(
                 if ranks.is_main:
                     folder.begin(settings)
                 ranks.wait()  # until the main process has recorded the run
+            without = sum(i not in spooled.sizes for i in paths)
+            if without and table is None:
+                tell(
+                    f"warning: {without} of the {len(paths)} shards to train on are empty, so that "
+                    "their members answer as the public model does. This number depends on the "
+                    "private text: do not publish it"
+                )
             device = run.device
             if device == "cuda" and not ranks.alone:
                 device = f"cuda:{Rank.from_environment().local_rank}"
