@@ -142,11 +142,11 @@ def leave_one_out(
     The loss is D↔_α(p‖p') (Algorithm 1, line 16; equation 3) with p = mean_i p̄_i. For zero-out
     p' = p − (p̄_i − q)/N. For add/remove p' = (N p − p̄_i)/(N−1), which is q if N = 1.
 
-    Every loss is an upper bound, at most 1e-4 of the exact loss (4e-4 at orders above 32) and 1e-9
-    above it. A row equal to the public one has a zero-out loss of exactly 0. A loss that cannot be
-    bounded is +inf, never NaN: one of more than 600/(α−1), or at a token with q < e⁻⁷⁰ about which
-    a model speaks (of a Clipping it may be too large instead), or to which every model (for
-    add/remove: every other one) gives less than e⁻⁸⁰ q.
+    Every loss is an upper bound, at most 1e-4 of the exact loss and 1e-9 above it. A row equal to
+    the public one has a zero-out loss of exactly 0. A loss that cannot be bounded is +inf, never
+    NaN: one of more than 600/(α−1), or at a token with q < e⁻⁷⁰ about which a model speaks (of a
+    Clipping it may be too large instead), or to which every model (for add/remove: every other one)
+    gives less than e⁻⁸⁰ q.
 
     On CUDA nothing is raised for bad data, here or later. All losses of a position are +inf if its
     rows are bad or do not belong to the projection, or if a weight is outside [0, 1].

@@ -61,7 +61,7 @@ from benchmarks.inputs import (
 )
 from benchmarks.timing import Call, Contestant, Device, interleave
 
-SETTINGS = ((ORDER, RADIUS), (3.0, 0.03))
+SETTINGS = ((ORDER, RADIUS), (3.0, 0.03), (17.5, 0.03))
 EIGHT_ORDERS = (2.0, 4.0, 8.0, 12.0, 18.0, 32.0, 64.0, 128.0)
 # The boxes of clip_project: symmetric, and one that lets much through.
 BOXES = ((0.6, 1.65), (0.78, 2.72))

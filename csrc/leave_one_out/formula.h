@@ -42,8 +42,7 @@ struct Neighbours {
   bool in_double;  // everything is
 
   // With few slots what models share is not small against their differences over N. An error e of
-  // x, at most 20 units / N, adds order e^2 / (2 r) to r times a loss; r is 1e-4, or 4e-4
-  // beyond 32.
+  // x, at most 20 units / N, adds order e^2 / (2 r) to r = 1e-4 times a loss.
   ADAPMIXED_HD Neighbours(const Shape& shape, bool box, const LeaveOneOutOptions& options)
       : models(shape.models),
         slots(static_cast<double>(options.num_models)),
@@ -51,7 +50,7 @@ struct Neighbours {
         against_public(options.zero_out || options.num_models == 1),
         divisor(against_public ? slots : slots - 1.0),
         largest_order(largest_of(options.orders, options.num_orders)),
-        in_double(box || slots < std::fmax(16.0, 1.0 + 1.34 * std::sqrt(largest_order))) {}
+        in_double(box || slots < std::fmax(16.0, 1.0 + 2.68 * std::sqrt(largest_order))) {}
 
   // With these moments few x are listed one by one: |x| is about weight / slots times |r - 1|.
   ADAPMIXED_HD MomentChoice moments(double largest_weight) const {

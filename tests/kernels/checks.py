@@ -30,7 +30,7 @@ from torch import Tensor
 import adapmixed_ext
 from adapmixed_ext import Clipping, reference
 
-LOSS_FLOOR = 1e-9
+LOSS_ERROR, LOSS_FLOOR = 1e-4, 1e-9
 LEAST = 1e-12  # below this optimum any smaller weight is allowed
 LEAST_RADIUS = 1e-5  # below it, too
 ENOUGH = 3  # failures, after which a report ends, because mpmath is slow
@@ -115,11 +115,6 @@ def run(operators: Sequence[str], case: Case, plan: Plan, ops: Any) -> Report:
 def weight_tolerance(order: float) -> float:
     """Return the relative error that `project` states for a weight."""
     return min(2e-4 + 1e-5 / (order - 1), 0.999)
-
-
-def loss_tolerance(order: float) -> float:
-    """Return how far a loss may lie above the exact one, relative, beside LOSS_FLOOR."""
-    return 1e-4 if order <= 32 else 4e-4
 
 
 def check_project(case: Case, plan: Plan, ops: Any, report: Report) -> None:
@@ -269,9 +264,8 @@ def losses_hold(
     close: bool = True,
 ) -> NDArray[np.bool_]:
     """Tell which losses (..., K) are upper bounds that are as close as stated."""
-    relative = np.array([loss_tolerance(order) for order in orders])
     with np.errstate(invalid="ignore"):
-        good = (got >= truth) & ((got <= truth * (1 + relative) + LOSS_FLOOR) | (not close))
+        good = (got >= truth) & ((got <= truth * (1 + LOSS_ERROR) + LOSS_FLOOR) | (not close))
         infinite = unbounded | ((np.array(orders) - 1) * truth >= 600)
     return good | (got == INF) & infinite
 
@@ -451,7 +445,7 @@ def check_clipped(
     good |= (not case.close) & (array(loss) >= lower)
     report.expect(good.all(), "loss of boxes", adjacency, loss, exact)
     if adjacency == "zero_out":
-        most = array(given.charge) * (1 + loss_tolerance(max(orders))) + LOSS_FLOOR
+        most = array(given.charge) * (1 + LOSS_ERROR) + LOSS_FLOOR
         within = (array(loss) <= most) | unbounded
         report.expect(within.all(), "loss of boxes above the charge", loss, given.charge)
 
