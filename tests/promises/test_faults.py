@@ -128,7 +128,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
     # No member and no plan is charged beyond its budget.
     ("adapmixed.privacy.account:Account.admit", "a member contributes after its budget is spent",
      changed(lambda active: active | True),
-     "mechanisms/test_clipped.py::test_members_are_admitted_position_after_position"),
+     "mechanisms/test_constant_models.py::test_members_are_admitted_position_after_position"),
     ("adapmixed.privacy.account:Account._check_plan", "a plan of T queries answers more",
      NOTHING,
      "privacy/test_account.py"
