@@ -203,7 +203,7 @@ def likeliest(public: Tensor, count: int, *, by_rank: bool = False) -> Tensor:
         rows = public.float().nan_to_num(torch.inf, torch.inf, -torch.inf).numpy()
         least = np.partition(rows, -count)[:, -count, None]
         taken = rows >= least
-        if np.count_nonzero(taken) != count * len(rows):
+        if np.count_nonzero(taken) != count * len(rows):  # of ties, the first
             ties, room = rows == least, count - np.count_nonzero(rows > least, 1)
             taken = (rows > least) | (ties & (ties.cumsum(1) <= room[:, None]))
         return torch.from_numpy(np.flatnonzero(taken).reshape(len(rows), count) % rows.shape[1])

@@ -43,11 +43,11 @@ class ExactFloatingPoint {
 #if defined(__SANITIZE_THREAD__)
 extern "C" void __tsan_acquire(void*);
 extern "C" void __tsan_release(void*);
-void joins(void* job) { __tsan_acquire(job); }
-void parts(void* job) { __tsan_release(job); }
+void acquire(void* job) { __tsan_acquire(job); }
+void release(void* job) { __tsan_release(job); }
 #else
-void joins(void*) {}
-void parts(void*) {}
+void acquire(void*) {}
+void release(void*) {}
 #endif
 
 struct Job {
@@ -98,13 +98,13 @@ void parallel_ranges(std::int64_t count, std::int64_t grain, int threads,
   const std::int64_t size = std::min<std::int64_t>(threads, (count + grain - 1) / grain);
   if (const Team team = size > 1 ? openmp() : nullptr) {
     const auto work = [](void* one) {
-      joins(one);
+      acquire(one);
       static_cast<Job*>(one)->run();
-      parts(one);
+      release(one);
     };
-    parts(&job);
+    release(&job);
     team(work, &job, static_cast<unsigned>(size), 0);
-    joins(&job);
+    acquire(&job);
   } else {
     job.run();
   }

@@ -34,7 +34,7 @@ BLOCK, MOST_BLOCKS, LEAST_BLOCKS = 64, 64, 8
 """Least queries of a block, most blocks of a run, and least blocks of an interval."""
 _RESAMPLES = 4000
 
-FORMAT_VERSION = 9
+FORMAT_VERSION = 10
 """Of a result file; increases if an entry changes its meaning, or if a required one is new."""
 
 _ENTRIES = (
