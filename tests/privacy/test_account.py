@@ -464,10 +464,13 @@ def test_an_accountant_states_the_budget_and_keeps_it(mechanism, adjacency):
     assert accountant.limit == budget.amount and accountant.spent.tolist() == [0.0] * 3
     charges = np.full((3, 2), 0.4 * budget.amount)
     first, late = (offer(charges=charges, mechanism=mechanism) for _ in range(2))
+    broken = offer(charges=[[math.nan, math.inf]] * 3, mechanism=mechanism)
     accountant.charge(first)
     assert first._members.all() and (accountant.spent <= budget.amount).all()
-    accountant.charge(late)  # an exhausted shard never raises
-    assert not late._members.any() and accountant.queries == 4
+    for one in (late, broken):  # a shard that cannot pay never raises
+        accountant.charge(one)
+        assert not one._members.any()
+    assert accountant.queries == 6
     guarantee = accountant.guarantee()
     assert guarantee.kind == "fixed" and guarantee.method == "per-shard budget"
     assert 11.99 < guarantee.epsilon == budget.epsilon(DELTA, adjacency) <= 12.0
