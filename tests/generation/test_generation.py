@@ -254,7 +254,11 @@ WRONG: list[tuple[str, str, list[Any]]] = [
     ("stream", "stop_strings", [3, "stop", [""], [3]]),
     ("stream", "temperature", ["cold", 0.0, float("nan")]),
     ("stream", "top_k", [2.5, 0]),
-    ("chat", "messages", ["hello", [], ["a"], [USER | {"content": 3}], [{"content": "\ud800"}]]),
+    (
+        "chat",
+        "messages",
+        ["hello", [], ["a"], [USER | {"content": 3}], [USER | {"role": "\ud800"}]],
+    ),
     ("new", "ensemble", ["my-ensemble", None]),
     ("new", "mechanism", ["pmixed", PMixED]),
     ("new", "accountant", [1e-5, None]),
@@ -264,7 +268,7 @@ WRONG: list[tuple[str, str, list[Any]]] = [
     (
         "stream_tokens",
         "attention_mask",
-        [[[1, 1], [1, 1]], *torch.tensor([[[0, 2]] * 2, [[0, 0]] * 2])],
+        [[[1, 1], [1, 1]], *torch.tensor([[[0, 2], [1, 1]], [[1, 1], [0, 0]]])],
     ),
     ("stream_tokens", "ends", [5, "ab", [True], [1, 0.5]]),
     ("stream_tokens", "stop", ["END"]),
