@@ -304,6 +304,11 @@ def test_generators_of_one_binding_share_an_accountant_and_its_budget(
     path = tmp_path / "ledger.db"
     settings: dict[str, Any] = {"rng": SecureRandom()}
     with Accountant(1e-5, epsilon=1.5, path=path) as accountant:
+        with pytest.raises(
+            ValueError, match=r"rng must be SecureRandom\(\) if charges go to a led"
+        ):
+            generator(demo, POOL, accountant)  # whose source is seeded
+        assert accountant.charges == 0
         first = generator(demo, POOL, accountant, **settings)
         second = generator(demo, ClippedLogPool(-0.1, 0.1), accountant, **settings)
         assert accountant.charges == 1  # one binding, on the device before any charge
