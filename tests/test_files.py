@@ -7,6 +7,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import ended
@@ -91,6 +92,27 @@ def test_a_file_has_one_writer_under_all_its_names(tmp_path: Path, there: bool) 
         with sole_writer(other):
             pass
     assert os.listdir(file.parent) == ["keys.json"] * there
+
+
+def test_a_lock_that_its_holder_has_just_removed_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its opening and its locking, another writer ends and a third one begins."""
+    first, third, opened = ExitStack(), ExitStack(), os.open
+    first.enter_context(sole_writer(tmp_path / "file"))
+
+    def opens(path: Any, *settings: Any) -> int:
+        descriptor = opened(path, *settings)
+        if Path(path).name == ".file.lock":
+            monkeypatch.undo()
+            first.close()
+            third.enter_context(sole_writer(tmp_path / "file"))
+        return descriptor
+
+    monkeypatch.setattr(os, "open", opens)
+    with third, pytest.raises(BlockingIOError), sole_writer(tmp_path / "file"):
+        pass
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["a", "[a]*?.json"])

@@ -98,8 +98,12 @@ def test_window() -> None:
     """The last token is never read back: a window of 8 holds a prompt of 3 and 6 new tokens."""
     ensemble = FakeEnsemble(max_positions=8)
     accountant = Accountant(1e-5)
-    assert answered(ensemble, PublicOnly(), max_new_tokens=6, accountant=accountant).shape == (3, 6)
-    assert ensemble.decoders[0].ids.shape == (3, 8)
+    made = []
+    for tokens in steps(ensemble, PublicOnly(), max_new_tokens=6, accountant=accountant):
+        made.append(tokens.clone())
+        tokens.fill_(-1)  # a yielded tensor is the caller's own
+    read = torch.cat([PROMPT, torch.stack(made, dim=1)], dim=1)
+    assert read.shape == (3, 9) and torch.equal(ensemble.decoders[0].ids, read[:, :8])
     with pytest.raises(
         ValueError,
         match=r"max_new_tokens must be <= 6 after a prompt of 3 tokens .*window is 8.*got 7",

@@ -254,7 +254,11 @@ WRONG: list[tuple[str, str, list[Any]]] = [
     ("stream", "stop_strings", [3, "stop", [""], [3]]),
     ("stream", "temperature", ["cold", 0.0, float("nan")]),
     ("stream", "top_k", [2.5, 0]),
-    ("chat", "messages", ["hello", [], ["a"], [USER | {"content": 3}], [{"content": "\ud800"}]]),
+    (
+        "chat",
+        "messages",
+        ["hello", [], ["a"], [USER | {"content": 3}], [USER | {"role": "\ud800"}]],
+    ),
     ("new", "ensemble", ["my-ensemble", None]),
     ("new", "mechanism", ["pmixed", PMixED]),
     ("new", "accountant", [1e-5, None]),
@@ -264,7 +268,7 @@ WRONG: list[tuple[str, str, list[Any]]] = [
     (
         "stream_tokens",
         "attention_mask",
-        [[[1, 1], [1, 1]], *torch.tensor([[[0, 2]] * 2, [[0, 0]] * 2])],
+        [[[1, 1], [1, 1]], *torch.tensor([[[0, 2], [1, 1]], [[1, 1], [0, 0]]])],
     ),
     ("stream_tokens", "ends", [5, "ab", [True], [1, 0.5]]),
     ("stream_tokens", "stop", ["END"]),
@@ -300,6 +304,11 @@ def test_generators_of_one_binding_share_an_accountant_and_its_budget(
     path = tmp_path / "ledger.db"
     settings: dict[str, Any] = {"rng": SecureRandom()}
     with Accountant(1e-5, epsilon=1.5, path=path) as accountant:
+        with pytest.raises(
+            ValueError, match=r"rng must be SecureRandom\(\) if charges go to a led"
+        ):
+            generator(demo, POOL, accountant)  # whose source is seeded
+        assert accountant.charges == 0
         first = generator(demo, POOL, accountant, **settings)
         second = generator(demo, ClippedLogPool(-0.1, 0.1), accountant, **settings)
         assert accountant.charges == 1  # one binding, on the device before any charge

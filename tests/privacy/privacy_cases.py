@@ -178,18 +178,18 @@ def gaussian_delta(mu: Any, epsilon: Any) -> Any:
         return first - mpmath.exp(epsilon) * mpmath.ncdf(-mu / 2 - epsilon / mu)
 
 
-def theorem_epsilon(rho: float, largest: float, delta: float) -> float:
-    """Return ε for Σ η²/8 <= rho and every η²/8 <= largest, to 1e-12 of itself."""
+def theorem_epsilon(rho: float, largest: float, delta: float) -> Any:
+    """Return ε for Σ η²/8 <= rho and every η²/8 <= largest, to 1e-20 of itself."""
     with mpmath.workdps(60):
         s, h = 2 * mpmath.mpf(rho), 2 * mpmath.mpf(largest)
         mu = mpmath.sqrt(s + h * (mpmath.mpf(5) / 2 + mpmath.log(1 + s / h)))
         low, high = mpmath.mpf(0), mpmath.mpf(1)
         while gaussian_delta(mu, high) > delta:
             low, high = high, 2 * high
-        while high - low > high * mpmath.mpf(10) ** -12:
+        while high - low > high * mpmath.mpf(10) ** -20:
             middle = (low + high) / 2
             low, high = (middle, high) if gaussian_delta(mu, middle) > delta else (low, middle)
-        return float(high)
+        return high
 
 
 # docs/theory/clipped-mixing.md

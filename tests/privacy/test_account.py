@@ -312,7 +312,7 @@ def test_the_log_pool_is_composed_by_its_range(way, factor):
     accountant = added(pooled(300), pooled(700), adjacency=way)
     guarantee, parts = accountant.guarantee(), accountant.breakdown()
     exact = theorem_epsilon(1000 * factor * rho, factor * rho, DELTA)
-    assert exact * (1 - 1e-11) <= guarantee.epsilon <= exact * (1 + 1e-8)
+    assert exact <= guarantee.epsilon <= exact * (1 + 1e-8)
     assert guarantee.order is None and parts["mixing"] == parts["total"] == guarantee.epsilon
     assert parts["screening"] == parts["conversion"] == 0.0
     few, span = added(pooled(16), adjacency=way).guarantee().epsilon, math.sqrt(8 * factor * rho)
@@ -321,7 +321,7 @@ def test_the_log_pool_is_composed_by_its_range(way, factor):
     largest = factor * (2.25 / 20) ** 2 / 8
     exact = theorem_epsilon(300 * factor * rho + 200 * largest, largest, DELTA)
     both = added(pooled(300), pooled(200, scale=1.0, upper=2.0), adjacency=way).guarantee()
-    assert exact * (1 - 1e-11) <= both.epsilon <= exact * (1 + 1e-8)
+    assert exact <= both.epsilon <= exact * (1 + 1e-8)
 
 
 def test_several_orders_split_delta():
@@ -413,7 +413,7 @@ def test_a_budget_is_the_largest_for_its_epsilon(epsilon, order, largest, adjace
         assert budget.amount > 1.05 * plain.amount
         for found, factor in ((once, 1), (replaced, 4)):
             exact = theorem_epsilon(factor * budget.amount, factor * largest, DELTA)
-            assert exact * (1 - 1e-11) <= found <= exact * (1 + 1e-9)
+            assert exact <= found <= exact * (1 + 1e-9)
     elif order is None:
         assert once == zcdp_to_dp(budget.amount, DELTA)
         assert replaced == pytest.approx(zcdp_to_dp(4 * budget.amount, DELTA), rel=1e-12)
@@ -464,10 +464,13 @@ def test_an_accountant_states_the_budget_and_keeps_it(mechanism, adjacency):
     assert accountant.limit == budget.amount and accountant.spent.tolist() == [0.0] * 3
     charges = np.full((3, 2), 0.4 * budget.amount)
     first, late = (offer(charges=charges, mechanism=mechanism) for _ in range(2))
+    broken = offer(charges=[[math.nan, math.inf]] * 3, mechanism=mechanism)
     accountant.charge(first)
     assert first._members.all() and (accountant.spent <= budget.amount).all()
-    accountant.charge(late)  # an exhausted shard never raises
-    assert not late._members.any() and accountant.queries == 4
+    for one in (late, broken):  # a shard that cannot pay never raises
+        accountant.charge(one)
+        assert not one._members.any()
+    assert accountant.queries == 6
     guarantee = accountant.guarantee()
     assert guarantee.kind == "fixed" and guarantee.method == "per-shard budget"
     assert 11.99 < guarantee.epsilon == budget.epsilon(DELTA, adjacency) <= 12.0

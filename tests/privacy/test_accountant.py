@@ -140,7 +140,8 @@ def test_an_accountant_is_bound_to_one_mechanism_ensemble_and_n(tmp_path: Path) 
     for same in (BOX.upper, np.float64(BOX.upper), int(BOX.upper)):  # numbers of another type
         accountant.bind(replace(BOX, upper=same), 3, "these members", 7)
     bound: list[Any] = [BOX, 3, "these members", 7]
-    wrong = [(0, POOL), (0, replace(BOX, queries=11)), (1, 4), (2, "others"), (2, None), (3, 8)]
+    others = POOL, replace(BOX, queries=11), replace(BOX, upper=BOX.upper + 1)
+    wrong = [*((0, one) for one in others), (1, 4), (2, "others"), (2, None), (3, 8)]
 
     def refuses(one: Accountant) -> None:
         before = one.state()

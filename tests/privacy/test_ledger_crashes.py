@@ -98,17 +98,16 @@ def test_a_process_that_ends_at_any_step(tmp_path: Path, epsilon: float | None) 
             assert given == 2
             break
         assert status == -signal.SIGKILL
-        queries = 0
-        if path.exists():
+        queries, named = 0, path.exists()
+        if named:
             reading = read_ledger(path)
             queries = reading.account.queries
             outcomes["bound, nothing charged"] += reading.charges == 1
-        outcomes[
-            "no name yet" if not path.exists() else f"{queries} charged, {given} released"
-        ] += 1
+        outcomes[f"{queries} charged, {given} released" if named else "no name yet"] += 1
         assert given <= queries <= given + 1
         with Accountant(DELTA, epsilon=epsilon, path=path) as ledger:
             assert ledger.queries == queries
+            assert named or not [*tmp_path.glob(f".tmp-{path.name}-*")]
             if ledger.charges:
                 with pytest.raises(ValueError, match="must be charged for what it is bound to"):
                     ledger.charge(offered(9, epsilon, models=6))
