@@ -250,6 +250,9 @@ def test_a_share_of_the_budget(tmp_path: Path, share: dict[str, int]) -> None:
         if share:
             answer = client.post(COMPLETIONS, json=two | {"max_tokens": 20})
             assert "34 tokens left" in check_error(answer.json(), 429)["message"]
+        closed_twice = server.admission.reserve(4, alice)
+        closed_twice.close()
+        closed_twice.close()
         assert server.admission.reserved == 0 and server.engine.clients == {"alice"}
     clients.close()
     assert read_usage(tmp_path / "usage") == {"alice": 6}
