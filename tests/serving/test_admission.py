@@ -367,17 +367,20 @@ class Slow(StubEngine):
         super().leave(ended)
 
 
-def test_answers_that_the_plan_pays_for() -> None:
+@pytest.mark.parametrize(
+    ("answers", "at_once", "count"), [({}, 2, 2), ({"text": "ab", "ends": True}, 1, 5)]
+)
+def test_answers_that_the_plan_pays_for(answers: Any, at_once: int, count: int) -> None:
     """Two at once, and others after each other: what an answer leaves is free once it has ended."""
-    asked = ASK | {"max_tokens": 50}
-    for engine, at_once, count in (
-        (Slow(queries=100), 2, 2),
-        (Slow("ab", queries=100, ends=True), 1, 5),
-    ):
-        with served(engine) as server, listening(server.app) as port:
-            with ThreadPoolExecutor(at_once) as pool:
-                found = pool.map(lambda _, port=port: asks(port, asked)[0], range(count))
-                assert list(found) == [200] * count
+    engine = Slow(queries=100, **answers)
+    with served(engine) as server, listening(server.app) as port:
+
+        def status(number: int) -> int:
+            until(lambda: engine.released >= number)  # tokens are charged and not yet freed
+            return asks(port, ASK | {"max_tokens": 50})[0]
+
+        with ThreadPoolExecutor(at_once) as pool:
+            assert list(pool.map(status, range(count))) == [200] * count
 
 
 class Strict(ByteTokenizer):
