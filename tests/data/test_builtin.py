@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from trained_demo import DEMO_ENSEMBLE
 
-from adapmixed.data import demo_base, held_out_documents, held_out_text, private_documents
+from adapmixed.data import Corpus, demo_base, held_out_documents, held_out_text
 from adapmixed.data.builtin import is_held_out, topic_documents
 from adapmixed.ensemble import read_manifest
 
@@ -19,7 +19,9 @@ def test_held_out_topics_are_in_no_shard() -> None:
     topics = topic_documents()
     held_out = {topic for topic in topics if is_held_out(topic)}
     assert 5 <= len(held_out) <= len(topics) // 2
-    private, evaluation = private_documents(), held_out_documents()
+    corpus, evaluation = Corpus("builtin"), held_out_documents()
+    private = list(corpus.documents())
+    assert (corpus.name, corpus.unit, corpus.positional) == ("builtin", "topic", False)
     assert {d.identifier for d in evaluation} == held_out
     assert {d.identifier for d in private} == set(topics) - held_out
     assert len(private) + len(evaluation) == sum(len(p) for p in topics.values())

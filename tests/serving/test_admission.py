@@ -250,6 +250,9 @@ def test_a_share_of_the_budget(tmp_path: Path, share: dict[str, int]) -> None:
         if share:
             answer = client.post(COMPLETIONS, json=two | {"max_tokens": 20})
             assert "34 tokens left" in check_error(answer.json(), 429)["message"]
+        closed_twice = server.admission.reserve(4, alice)
+        closed_twice.close()
+        closed_twice.close()
         assert server.admission.reserved == 0 and server.engine.clients == {"alice"}
     clients.close()
     assert read_usage(tmp_path / "usage") == {"alice": 6}
@@ -335,6 +338,8 @@ def test_tokens_are_reserved_until_they_are_charged_or_given_back() -> None:
         with opened(port, body | {"max_tokens": 400}):
             until(lambda: server.scheduler.running == 2)
             assert (admission.reserved, admission.left) == (800, 200)
+            with pytest.raises(RequestError, match="reserved too many"):
+                admission.reserve(201)
             assert asked(201) == (503, "reserved") and asked(1001) == (429, "insufficient_quota")
             admission.reserve(200).close()
             engine.go.set()
@@ -362,17 +367,20 @@ class Slow(StubEngine):
         super().leave(ended)
 
 
-def test_answers_that_the_plan_pays_for() -> None:
+@pytest.mark.parametrize(
+    ("answers", "at_once", "count"), [({}, 2, 2), ({"text": "ab", "ends": True}, 1, 5)]
+)
+def test_answers_that_the_plan_pays_for(answers: Any, at_once: int, count: int) -> None:
     """Two at once, and others after each other: what an answer leaves is free once it has ended."""
-    asked = ASK | {"max_tokens": 50}
-    for engine, at_once, count in (
-        (Slow(queries=100), 2, 2),
-        (Slow("ab", queries=100, ends=True), 1, 5),
-    ):
-        with served(engine) as server, listening(server.app) as port:
-            with ThreadPoolExecutor(at_once) as pool:
-                found = pool.map(lambda _, port=port: asks(port, asked)[0], range(count))
-                assert list(found) == [200] * count
+    engine = Slow(queries=100, **answers)
+    with served(engine) as server, listening(server.app) as port:
+
+        def status(number: int) -> int:
+            until(lambda: engine.released >= number)  # tokens are charged and not yet freed
+            return asks(port, ASK | {"max_tokens": 50})[0]
+
+        with ThreadPoolExecutor(at_once) as pool:
+            assert list(pool.map(status, range(count))) == [200] * count
 
 
 class Strict(ByteTokenizer):

@@ -21,10 +21,7 @@ from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
 from adapmixed.ensemble import Ensemble  # noqa: E402
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool  # noqa: E402
 from adapmixed.privacy import Accountant, read_ledger  # noqa: E402
-from adapmixed.serving.engine import (
-    Drawing,  # noqa: E402
-    Prompt,  # noqa: E402
-)
+from adapmixed.serving.engine import Drawing, Prompt  # noqa: E402
 from adapmixed.vllm import engine as engine_module  # noqa: E402
 from adapmixed.vllm.engine import VllmEngine  # noqa: E402
 from adapmixed.vllm.heads import Heads  # noqa: E402

@@ -22,7 +22,7 @@ def ensemble(tmp_path: Path) -> Ensemble:
 
 @pytest.mark.parametrize("active", [None, 40])
 def test_rows(ensemble: Ensemble, active: int | None) -> None:
-    """Those of another context differ, and the message does not say by how much."""
+    """Those of another context differ, as do public ones; the message does not say by how much."""
     hidden: list[torch.Tensor] = []
     handle = ensemble.output_layer.register_forward_pre_hook(lambda _, x: hidden.append(x[0]))
     private, public = (one[..., -1, :] for one in ensemble.logits(torch.tensor([TOKENS])))
@@ -30,9 +30,12 @@ def test_rows(ensemble: Ensemble, active: int | None) -> None:
     heads, last = Heads(ensemble, active), hidden[-1][0, -1:]
     found = heads.checked_rows(last, public, TOKENS)
     assert (found.tokens is None) == (active is None) and found.private.shape[0] == len(private)
-    with pytest.raises(RuntimeError, match="vLLM must compute the rows of adapmixed's") as raised:
-        heads.checked_rows(last, public, TOKENS[:-1])
-    assert not any(character.isdigit() for character in str(raised.value))
+    other = public.clone()
+    other[0, public.argmin()] += 0.01  # of no member's active token
+    for rows, tokens in ((public, TOKENS[:-1]), (other, TOKENS)):
+        with pytest.raises(RuntimeError, match="must compute the rows of adapmixed's") as raised:
+            heads.checked_rows(last, rows, tokens)
+        assert not any(character.isdigit() for character in str(raised.value))
 
 
 def test_what_it_refuses(ensemble: Ensemble) -> None:

@@ -130,19 +130,9 @@ def test_evaluate_writes_the_page(
         (ensemble / member / "shard.json").write_text(json.dumps(record), encoding="utf-8")
     text.write_text("\n\n".join(one.text for one in held_out_documents()[:2]), encoding="utf-8")
     command = ["evaluate", "--base", str(demo_base()), "--ensemble", str(ensemble), "--text"]
-    command += [
-        str(text),
-        "--queries",
-        "20",
-        "--block",
-        "21",
-        "--report",
-        str(folder),
-        "--seed",
-        "3",
-    ]
+    command += [str(text), "--queries", "20", "--block", "21", "--seed", "3", "--report"]
     run = tmp_path / "run.json"
-    assert main([*command, "--seed", "3", "--json", str(run), *options]) == 0
+    assert main([*command, str(folder), "--json", str(run), *options]) == 0
     printed = capsys.readouterr()
     assert printed.err == f"wrote {folder / 'report.html'}\n"
     assert printed.out.splitlines()[-1].startswith("No share of the gain is stated")
