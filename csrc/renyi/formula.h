@@ -99,8 +99,8 @@ class PairSums {
     const F q = probability(z0 - F(x_.q_centre), x_.q_shift) * F(x_.q_factor);
     const EntropyTerms<F> terms = entropy_terms(t);
     sums_[0].add(vabs(t));
-    sums_[1].add(q * terms.forward);
-    sums_[2].add(q * terms.backward);
+    sums_[1].add(q, terms.forward);
+    sums_[2].add(q, terms.backward);
     const F p = q * terms.r;
     ADAPMIXED_UNROLL
     for (int k = 0; k < kOrders; ++k) {

@@ -103,12 +103,14 @@ static std::pair<double, double> worst_of_tokens(long count) {
 
 template <Terms kTerms>
 static double term(double s, double order, float x) {
-  Tokens<Flt> t;
+  Tokens<Flt> t{};
   t.mass = Flt(1.0f), t.x = Flt(x), t.X = vmax(t.x + Flt(1.0f), Flt(1e-30f));
   t.u = t.x * reciprocal(t.X), t.log2 = float_log2(t.X), t.log = float_log(t.x, t.X);
-  Side<kTerms, Flt> side(s, static_cast<int>(order));
-  side.add(t), side.widen();
-  return sum(side.value.total) / Flt::kLanes;
+  const auto value = [&](auto side) {
+    side.add(t), side.widen();
+    return sum(side.value.total) / Flt::kLanes;
+  };
+  return s > 0.0 ? value(Side<kTerms, false, Flt>(order)) : value(Side<kTerms, true, Flt>(order));
 }
 
 // (1 + x)^s - 1 - s x, or (1 + x)^s.
