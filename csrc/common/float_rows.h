@@ -78,13 +78,12 @@ double float_log_sum_exp(const char* data, std::int64_t vocab, double reference)
   if (!(std::fabs(reference) < kFloatLargest)) return NAN;
   const FloatExpFrom from(reference);
   Vec low(0.0), high(0.0);
-  const auto add = [&](const Quad& z) ADAPMIXED_INLINE {
-    const Quad e = from.exp(z);
+  for (std::int64_t v = 0; v < vocab; v += Quad::kLanes) {
+    const Quad e = from.exp(load_quad<D>(data, v, vocab));
     const Flt four = (e.v[0] + e.v[1]) + (e.v[2] + e.v[3]);
     low = low + low_half(four);
     high = high + high_half(four);
-  };
-  for (std::int64_t v = 0; v < vocab; v += Quad::kLanes) add(load_quad<D>(data, v, vocab));
+  }
   const double lse = from.origin() + std::log(sum(low + high));
   return lse - reference < 50.0 ? lse : NAN;
 }

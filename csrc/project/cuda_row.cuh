@@ -92,13 +92,8 @@ struct BlockSum<Pack> : JointSum<Pack, float> {};
 // 1 / x within 1.01 units, for x from 2^-100 to 2^101. A division has three times the instructions,
 // and a branch to a slow path.
 __device__ inline float reciprocal(float x) {
-#if defined(ADAPMIXED_SIMT)
-  return 1.0f / x;
-#else
-  float near;  // within two units
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(x));
+  const float near = near_reciprocal(x);
   return vfma(vfma(-x, near, 1.0f), near, near);
-#endif
 }
 
 #define ADAPMIXED_EACH(result, name, arguments, of_each)           \

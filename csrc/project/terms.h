@@ -74,13 +74,12 @@ ADAPMIXED_HD_INLINE F float_exp2(F t) {
   return vfma(scale * f, p, scale);
 }
 
-// Sums of a few terms at a time in floats, and of these sums in double.
+// Sums of a few products at a time in floats, and of these sums in double.
 template <class F>
 struct BlockSum {
   static constexpr int kTermsAdded = 1;  // to a float at a time
   decltype(widened(F())) total{0.0};
   F block{0.0f};
-  ADAPMIXED_HD_INLINE void add(F a) { block = block + a; }
   ADAPMIXED_HD_INLINE void add(F a, F b) { block = vfma(a, b, block); }
   ADAPMIXED_HD_INLINE void widen() {
     total = total + widened(block);
@@ -92,10 +91,6 @@ template <class F, class Part>
 struct JointSum : BlockSum<Part> {
   using BlockSum<Part>::block;
   static constexpr int kTermsAdded = F::kSize;
-  ADAPMIXED_HD_INLINE void add(const F& a) {
-    ADAPMIXED_UNROLL
-    for (int k = 0; k < F::kSize; ++k) block = block + a.v[k];
-  }
   ADAPMIXED_HD_INLINE void add(const F& a, const F& b) {
     ADAPMIXED_UNROLL
     for (int k = 0; k < F::kSize; ++k) block = vfma(a.v[k], b.v[k], block);
@@ -127,7 +122,7 @@ class Side {
     if constexpr (powers(kTerms)) {
       const F w = kTerms == Terms::kScaled ? float_exp2(vfma(s, t.log2, t.mass))
                                            : t.mass * float_exp2(s * t.log2);
-      value.add(w);
+      value.add(w, F(1.0f));
       slope.add(w, t.u);
       curvature.add(w * t.u, t.u);
     } else {
