@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from adapmixed.data import Corpus, Document
-from adapmixed.data.text import read_text
+from adapmixed.text import read_text
 
 ROWS = [
     {"user": "ann", "text": "one"},

@@ -84,10 +84,9 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
         check_output("--report", arguments.report, folder=True)
     page = laboratory("figures.html") if arguments.report and ranks.is_main else None
     quiet_libraries()
-    from adapmixed.data.text import read_text
     from adapmixed.evaluation import evaluate, plan_runs
     from adapmixed.report import Report, environment, validation_losses
-    from adapmixed.text import token_stream
+    from adapmixed.text import read_text, token_stream
 
     documents = read_text(arguments.text, name="--text")
     ensemble = load_ensemble(arguments, ranks)

@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _prompts(arguments: argparse.Namespace) -> list[str]:
-    from adapmixed.data.text import text_lines
+    from adapmixed.text import text_lines
 
     prompts = list(arguments.prompt or ())
     if arguments.prompts is not None:

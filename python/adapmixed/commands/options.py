@@ -201,7 +201,7 @@ def laboratory(module: str) -> Any:
     Raises:
         ValueError: if matplotlib is missing.
     """
-    from adapmixed.data.text import missing_extra
+    from adapmixed.errors import missing_extra
 
     try:
         return import_module(f"adapmixed_lab.{module}")

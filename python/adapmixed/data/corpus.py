@@ -8,28 +8,26 @@ renumber all later documents and move them to other shards (`Corpus.positional`)
 
 from __future__ import annotations
 
+import csv
+import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from adapmixed.data.builtin import Document, private_documents
-from adapmixed.data.text import (
-    Row,
-    article_documents,
-    check_column,
+from adapmixed.data.builtin import private_documents
+from adapmixed.errors import missing_extra
+from adapmixed.text import (
+    Document,
     check_kind,
-    csv_rows,
     file_documents,
     files_below,
-    hub_rows,
-    joined,
-    json_rows,
     kind_of,
-    parquet_rows,
     relative_name,
+    text_lines,
 )
 
 BUILTIN = "builtin"
@@ -37,6 +35,10 @@ HUB = "hub:"
 _HUB = re.compile("hub:(?P<name>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<revision>.+))?")
 _HUB_FORM = "hub:NAME[:CONFIG][@REVISION]"
 _ROWS = ("hub", "csv", "json", "parquet")
+csv.field_size_limit((1 << 31) - 1)  # of the whole process; a text may be longer than 128 KiB
+
+Row = tuple[str, Mapping[str, Any]]
+"""The row's place, as a phrase for errors, and its columns."""
 Render = Callable[[list[dict[str, Any]]], str] | None  # from messages to text
 
 
@@ -300,3 +302,147 @@ def _encodable(where: str, column: str, value: str) -> str:
     except UnicodeEncodeError as error:
         raise ValueError(f"{where}: {column} must be Unicode text: {error}") from error
     return value
+
+
+def article_documents(file: Path, new_document: str | None) -> Iterator[Document]:
+    """Yield the articles of one file, named by their position: `name#0`, `name#1` ...
+
+    Articles without text are neither yielded nor counted. So an edit that begins, joins or empties
+    an article renames all later ones.
+
+    Args:
+        file: a UTF-8 text file, read line by line.
+        new_document: a regular expression; a line that it matches begins an article. None if blank
+            lines separate articles.
+
+    Raises:
+        ValueError: if the file is not UTF-8.
+    """
+    lines = text_lines(file)
+    if new_document is None:
+        parts = groupby(lines, key=lambda line: bool(line.strip()))
+        texts: Iterator[str] = ("".join(part) for _, part in parts)
+    else:
+        texts = joined(lines, new_document)
+    for number, text in enumerate(text for text in texts if text.strip()):
+        yield Document(f"{file.name}#{number}", text.strip("\n"))
+
+
+def joined(texts: Iterable[str], new_document: str) -> Iterator[str]:
+    """Yield documents of joined texts; a text that the expression matches begins a document."""
+    begins = re.compile(new_document)
+    parts: list[str] = []
+    for text in texts:
+        if begins.match(text) and parts:
+            yield "".join(parts)
+            parts = []
+        parts.append(text if text.endswith("\n") else text + "\n")
+    if parts:
+        yield "".join(parts)
+
+
+def json_rows(file: Path) -> Iterator[Row]:
+    """Yield the objects of a file of JSON lines, without blank lines.
+
+    Raises:
+        ValueError: if a line is no JSON object, or one with a name twice; the message names it.
+    """
+    for number, line in enumerate(text_lines(file), start=1):
+        if not line.strip():
+            continue
+        where = f"{file}, line {number}"
+        try:
+            row = json.loads(line, object_pairs_hook=_object)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{where} must be a JSON object: {error}") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{where} must be a JSON object, got {type(row).__name__}")
+        yield where, row
+
+
+def csv_rows(file: Path) -> Iterator[Row]:
+    """Yield the rows of a CSV file, whose first line names the columns.
+
+    Raises:
+        ValueError: if a row has more or fewer columns, or a column occurs twice.
+    """
+    reader = csv.DictReader(text_lines(file), strict=True)
+    try:
+        names = reader.fieldnames or ()
+        for name in names:
+            check_column(str(file), name, names)
+        for row in reader:
+            where = f"{file}, line {reader.line_num}"
+            if None in row or None in row.values():
+                got = "more" if None in row else "fewer"
+                raise ValueError(f"{where} must have {len(names)} columns, got {got}")
+            yield where, row
+    except csv.Error as error:
+        raise ValueError(f"{file} must be a CSV file: {error}") from error
+
+
+def parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
+    """Yield the rows of a Parquet file, read batch by batch and only in `columns`.
+
+    Raises:
+        ValueError: if the file is unreadable, lacks a column, or pyarrow is not installed.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise missing_extra("reading Parquet files", "pyarrow", "train", error) from error
+    try:
+        table = parquet.ParquetFile(file)
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{file} must be a Parquet file: {error}") from error
+    with table:
+        for column in columns:
+            check_column(str(file), column, table.schema_arrow.names)
+        number = 0
+        for batch in table.iter_batches(batch_size=1024, columns=list(columns)):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{file}, row {number}", row
+
+
+def hub_rows(name: str, config: str | None, revision: str | None, split: str) -> Iterator[Row]:
+    """Yield the rows of one split of a data set, streamed through `datasets`.
+
+    Args:
+        name: name on the hub, or a local folder that `datasets` can load.
+        config: the data set's configuration if it has several, or None.
+        revision: commit, tag or branch; None for the newest.
+        split: the split, for instance "train".
+
+    Raises:
+        ValueError: if the data set cannot be opened, or `datasets` is not installed.
+    """
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise missing_extra("reading hub data sets", "datasets", "train", error) from error
+    try:
+        rows = load_dataset(name, config, split=split, revision=revision, streaming=True)
+    except Exception as error:  # for instance no network, or no such name or split
+        raise ValueError(f"corpus hub:{name}, split {split!r}, cannot be read: {error}") from error
+    for number, row in enumerate(rows):
+        yield f"hub:{name}, {split} row {number}", row
+
+
+def check_column(where: str, column: str, names: Sequence[str]) -> None:
+    """Raise ValueError unless there is one such column; the message names those that exist."""
+    if column not in names:
+        listed = ", ".join(sorted(map(str, names)))
+        raise ValueError(f"{where}: column must be one of {listed}, got {column!r}")
+    if names.count(column) > 1:
+        raise ValueError(f"{where}: columns must differ, got two with the name {column!r}")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"names in an object must differ, got {twice!r} twice")
+    return found

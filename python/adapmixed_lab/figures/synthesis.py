@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 
 from adapmixed.data import Corpus, Document
-from adapmixed.data.text import missing_extra
+from adapmixed.errors import missing_extra
 from adapmixed.files import create_file, write_file
 from adapmixed.report import MISSING
 from adapmixed.synthesis import Synthesis
