@@ -26,7 +26,7 @@ MODULES = {
 ORDER = [
     {"limits", "errors", "rng", "files", "workers"}, {"ext"}, {"ranks", "privacy", "text"},
     {"mechanisms", "ensemble", "data"}, {"training", "generation"},
-    {"serving", "evaluation", "synthesis"}, {"vllm", "report"}, {"commands"}, {"cli"},
+    {"serving", "evaluation", "synthesis"}, {"vllm"}, {"commands"}, {"cli"},
     {"__main__", "lab"},
 ]  # fmt: skip
 PAGE = ("adapmixed.commands.options", "adapmixed_lab.figures.html")

@@ -308,7 +308,7 @@ def test_memory_and_file_do_not_grow_with_the_queries(
     # Fewer and larger calls, and shorter curves, for the test's time.
     monkeypatch.setattr("adapmixed.evaluation.loop._POSITIONS_PER_CALL", BLOCK)
     monkeypatch.setattr("adapmixed.evaluation.loop.SAVE_SECONDS", 0.2)
-    monkeypatch.setattr("adapmixed.evaluation.result.CURVE_POINTS", 16)
+    monkeypatch.setattr("adapmixed.evaluation.loop.CURVE_POINTS", 16)
     shorter, _ = measured(LONGEST // 8, tmp_path / "short.json")
     longer, found = measured(LONGEST, tmp_path / "long.json")
     assert longer < shorter + LONGEST  # one more byte per query would fail

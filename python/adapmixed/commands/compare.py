@@ -49,11 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
     mechanism = mechanism_for(arguments, max(arguments.max_new_tokens, 1))
     check_alone("compare")
     quiet_libraries()
+    from adapmixed.evaluation.report import aligned
     from adapmixed.generation import PrivateGenerator
     from adapmixed.mechanisms import PublicOnly, Unprotected
     from adapmixed.privacy import Accountant
     from adapmixed.ranks import ALONE
-    from adapmixed.report import aligned
     from adapmixed.rng import SeededRandom
 
     ensemble = load_ensemble(arguments, ALONE)

@@ -90,8 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed.data import demo_base
     from adapmixed.ensemble import Ensemble
     from adapmixed.evaluation import evaluate
+    from adapmixed.evaluation.report import Report, environment
     from adapmixed.mechanisms import Unprotected, UnprotectedPool
-    from adapmixed.report import Report, environment
     from adapmixed.training.demo import CONFIG, NUM_MODELS, train_demo, train_whole
 
     base = str(arguments.base or demo_base())

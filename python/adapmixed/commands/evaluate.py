@@ -85,7 +85,7 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
     page = laboratory("figures.html") if arguments.report and ranks.is_main else None
     quiet_libraries()
     from adapmixed.evaluation import evaluate, plan_runs
-    from adapmixed.report import Report, environment, validation_losses
+    from adapmixed.evaluation.report import Report, environment
     from adapmixed.text import read_text, token_stream
 
     documents = read_text(arguments.text, name="--text")
@@ -172,3 +172,33 @@ def _config(
         "queries": queries,
         **{name: getattr(arguments, name) for name in names.split()},
     }
+
+
+def validation_losses(folder: Path) -> list[dict[str, object]]:
+    """Return the losses on held-out text of the members that have any, for the operator.
+
+    Each entry has "member", and in nats per held-out token "loss", the member's, and "public_loss",
+    the public model's.
+
+    Args:
+        folder: the ensemble folder. The result is empty if `adapmixed train` did not make it.
+
+    Raises:
+        ValueError: if a file of the ensemble or of a member has another format.
+    """
+    from adapmixed.ensemble.manifest import (
+        FILE_NAME,
+        MEMBER_FILE,
+        read_manifest,
+        read_member_record,
+    )
+
+    found: list[dict[str, object]] = []
+    if (folder / FILE_NAME).is_file():
+        for member in read_manifest(folder).members:
+            if member is not None and (folder / member / MEMBER_FILE).is_file():
+                held_out = read_member_record(folder / member)["validation"]
+                if held_out is not None:
+                    losses = {name: float(held_out[name]) for name in ("loss", "public_loss")}
+                    found.append({"member": member, **losses})
+    return found

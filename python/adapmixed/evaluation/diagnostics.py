@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adapmixed.evaluation.result import Curve
+from adapmixed.evaluation.report import Curve
 from adapmixed.mechanisms import Answer, NextToken, Ticket
 from adapmixed.privacy.encoding import READERS, from_json
 from adapmixed_ext import Projection

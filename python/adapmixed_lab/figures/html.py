@@ -7,8 +7,7 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from adapmixed.evaluation import Evaluation
-from adapmixed.files import write_file
-from adapmixed.report import (
+from adapmixed.evaluation.report import (
     INTERVAL_WORDS,
     KEPT_WORDS,
     KIND_LABELS,
@@ -20,6 +19,7 @@ from adapmixed.report import (
     format_neighbours,
     row,
 )
+from adapmixed.files import write_file
 from adapmixed_lab.figures.figures import draw
 from adapmixed_lab.figures.style import DrawnFigure
 
