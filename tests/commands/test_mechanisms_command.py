@@ -8,7 +8,7 @@ import pytest
 from mechanism_cases import MECHANISMS
 
 from adapmixed.cli import main
-from adapmixed.commands.mechanisms import kinds, mechanism_of
+from adapmixed.commands.options import kinds, mechanism_of
 from adapmixed.mechanisms import (
     AdaPMixED,
     ClippedLogPool,

@@ -129,7 +129,8 @@ def run(command: str, *options: str, models: list[str] = MODELS) -> int:
 
 def test_commands_charge_what_was_planned(save: Save, capsys: Any) -> None:
     plan = save("--delta", "1e-6", "--adjacency", "replace_one", "--periods", "2")
-    assert (plan["tokens"], plan["delta"], plan["adjacency"]) == (4, 1e-6, "replace_one")
+    assert (plan["delta"], plan["adjacency"]) == (1e-6, "replace_one")
+    assert plan["mechanism"].endswith(" queries=4")
     assert 1.5 < plan["epsilon"] < 2.9 and Path("plan.json").stat().st_mode & 0o777 == 0o600
     for spent in (2, 4):
         assert run("generate") == 0
@@ -190,9 +191,12 @@ def test_what_a_plan_does_not_pay_for(
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"format_version": 2}, "format_version must be 1, got 2"),
+        ({"format_version": 1}, "format_version must be 2, got 1"),
         ({"mechanism": 5}, "mechanism must be a string, got 5"),
-        ({"tokens": 5}, "tokens must be queries= of mechanism, got 5"),
+        (
+            {"mechanism": "clipped-log-pool lower=0 upper=1"},
+            "queries of mechanism must be an integ",
+        ),
         ({"mechanism": "clipped-mixing lower=2 upper=3 queries=4"}, "lower"),
         ({"delta": 0.5}, "delta must be <= 0.1, got 0.5"),
     ],

@@ -16,12 +16,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from adapmixed.commands.generate import AnswerOptions
-from adapmixed.commands.mechanisms import add_mechanism_options, mechanism_for
 from adapmixed.commands.options import (
     SharedOptions,
+    add_mechanism_options,
     add_options,
     check_alone,
     load_ensemble,
+    mechanism_for,
     quiet_libraries,
 )
 

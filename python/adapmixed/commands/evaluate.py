@@ -14,24 +14,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.mechanisms import (
+from adapmixed.commands.options import (
     BASELINES,
     CHOOSING,
-    add_mechanism_options,
-    mechanism_of,
-    take_plan,
-)
-from adapmixed.commands.options import (
     SharedOptions,
+    add_mechanism_options,
     add_options,
     check_output,
     joined_ranks,
     laboratory,
     load_ensemble,
+    mechanism_of,
     option,
     progress_bar,
     quiet_libraries,
     random_source,
+    take_plan,
 )
 from adapmixed.files import write_file
 

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.ledger import all_ledgers
-from adapmixed.commands.mechanisms import add_mechanism_options, mechanism_for
 from adapmixed.commands.options import (
     SharedOptions,
+    add_mechanism_options,
     add_options,
     check_output,
     joined_ranks,
     load_ensemble,
+    mechanism_for,
     option,
     quiet_libraries,
     random_source,
