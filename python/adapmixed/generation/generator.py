@@ -495,46 +495,31 @@ class PrivateGenerator:
         return self.ensemble.ranks.tell(decided, (len(going),), torch.bool, going.device)
 
     def answer(
-        self,
-        private_logits: Tensor,
-        public_logits: Tensor,
-        active_tokens: Tensor | None,
-        *,
-        temperature: float = 1.0,
-        top_k: int | None = None,
+        self, private: Tensor, public: Tensor, active: Tensor | None, **shape: Any
     ) -> Tensor:
-        """Return one token for each row: proposed, charged, then released.
+        """Return one token for each row, (b,) int64 on the CPU: charged, then released.
 
         The caller should hold no other reference to the logits, so that there is room for new ones.
 
         Args:
-            private_logits: (n, b, K) of this process's members.
-            public_logits: (b, V).
-            active_tokens: (b, K) int64, the tokens of the private columns; None for all.
-            temperature: as in :meth:`stream`.
-            top_k: as in :meth:`stream`.
-
-        Returns:
-            (b,) int64 on the CPU.
+            private: (n, b, K) logits of this process's members.
+            public: (b, V) logits.
+            active: (b, K) int64, the tokens of the private columns; None for all.
+            shape: temperature and top_k, as in :meth:`stream`.
 
         Raises:
-            BudgetSpentError: fewer than b queries are left of the mechanism's plan.
-            LedgerError: the charge could not be made durable, so no token is drawn.
+            BudgetSpentError, LedgerError: as :meth:`stream_tokens`.
         """
         ranks = self.ensemble.ranks
-        rows = shaped(
-            private_logits, public_logits,
-            temperature=temperature, top_k=top_k, active=self.active, tokens=active_tokens,
-        )  # fmt: skip
-        private = ranks.gather(rows.private)
+        rows = shaped(private, public, active=self.active, tokens=active, **shape)
+        whole = ranks.gather(rows.private)
 
         def drawn() -> Tensor:
-            assert private is not None and self.accountant is not None  # on the main process
-            gathered = replace(rows, private=private)
+            assert whole is not None and self.accountant is not None  # on the main process
+            gathered = replace(rows, private=whole)
             return charged(gathered, self.mechanism, self.accountant, self.rng, self.origin)
 
-        public = rows.public
-        return ranks.tell(drawn, (len(public),), torch.int64, public.device).cpu()
+        return ranks.tell(drawn, (len(rows.public),), torch.int64, rows.public.device).cpu()
 
 
 def charged(
