@@ -63,7 +63,7 @@ def test_every_method_has_every_field() -> None:
 
 def test_written_json_is_strict(tmp_path: Path) -> None:
     report = build(sample=SAMPLE)
-    path = report.write(tmp_path / "new")
+    path = report.write(tmp_path / "new" / "report.json")
     assert path.stat().st_mode & 0o077 == 0
     read = json.loads(path.read_text(encoding="utf-8"), parse_constant=not_strict)
     assert read == report.to_json() and list(read) == list(report.to_json())

@@ -139,7 +139,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         print(f"wrote {laboratory('figures.html').write_page(report, arguments.out)[1]}")
     except ValueError as error:
-        print(f"wrote {report.write(arguments.out)}; report.html is left out: {error}")
+        written = report.write(arguments.out / "report.json")
+        print(f"wrote {written}; report.html is left out: {error}")
     print(f"\n{report.text()}\n")
     print(f"took {time.perf_counter() - started:.0f} s")
     return 0

@@ -31,7 +31,6 @@ from adapmixed.commands.options import (
     random_source,
     take_plan,
 )
-from adapmixed.files import write_file
 
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism
@@ -64,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, EvaluateOptions)
     add_options(parser, SharedOptions, "memory active")
     add_mechanism_options(parser, several=True)
-    add_options(parser, SharedOptions, "device dtype rank_timeout")
+    add_options(parser, SharedOptions, "device dtype")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -118,7 +117,7 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
         found = [replace(one, tokens_per_second=None) for one in found]
         report = replace(report, evaluations=found)
     if arguments.json is not None:
-        write_file(arguments.json, report.json_text().encode())
+        report.write(arguments.json)
     if page is not None:
         written = page.write_page(report, arguments.report, figures=True)
         print(f"wrote {written[1]}", file=sys.stderr)

@@ -108,7 +108,7 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
     add_options(parser, AnswerOptions, "stop seed operator")
     add_options(parser, SharedOptions, "ledger no_create memory")
     add_mechanism_options(parser)
-    add_options(parser, SharedOptions, "device dtype rank_timeout")
+    add_options(parser, SharedOptions, "device dtype")
 
 
 def shape_of(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -188,9 +188,6 @@ class SharedOptions:
     dtype: str = option(
         "of the public model: %(choices)s", "float32", choices=DTYPES, metavar="DTYPE"
     )
-    rank_timeout: float = option(
-        "that torchrun's processes wait for each other (default: 300)", 300.0, metavar="SECONDS"
-    )
 
 
 @dataclass
@@ -347,7 +344,7 @@ def joined_ranks(arguments: argparse.Namespace) -> AbstractContextManager[Ranks]
     from adapmixed.ranks import joined
 
     check_device(arguments)
-    return joined(timeout_seconds=arguments.rank_timeout, cuda=arguments.device == "cuda")
+    return joined(cuda=arguments.device == "cuda")
 
 
 def load_ensemble(arguments: argparse.Namespace, ranks: Ranks) -> Ensemble:

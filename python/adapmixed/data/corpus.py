@@ -345,14 +345,14 @@ def json_rows(file: Path) -> Iterator[Row]:
     """Yield the objects of a file of JSON lines, without blank lines.
 
     Raises:
-        ValueError: if a line is no JSON object, or one with a name twice; the message names it.
+        ValueError: if a line is no JSON object; the message names it.
     """
     for number, line in enumerate(text_lines(file), start=1):
         if not line.strip():
             continue
         where = f"{file}, line {number}"
         try:
-            row = json.loads(line, object_pairs_hook=_object)
+            row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{where} must be a JSON object: {error}") from error
         if not isinstance(row, dict):
@@ -437,12 +437,3 @@ def check_column(where: str, column: str, names: Sequence[str]) -> None:
         raise ValueError(f"{where}: column must be one of {listed}, got {column!r}")
     if names.count(column) > 1:
         raise ValueError(f"{where}: columns must differ, got two with the name {column!r}")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"names in an object must differ, got {twice!r} twice")
-    return found

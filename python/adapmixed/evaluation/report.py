@@ -474,15 +474,11 @@ class Report:
         strict: dict[str, Any] = plain(content, "report")
         return strict
 
-    def json_text(self) -> str:
-        """Return the text of report.json."""
-        return json.dumps(self.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-    def write(self, folder: Path | str) -> Path:
-        """Write report.json in one step into a folder, which is made if needed; return its path."""
-        path, text = Path(folder) / "report.json", self.json_text()
+    def write(self, path: Path) -> Path:
+        """Write report.json to a path in one step, and return it."""
+        text = json.dumps(self.to_json(), indent=2, ensure_ascii=False, allow_nan=False)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, text.encode("utf-8"))
+        write_file(path, f"{text}\n".encode())
         return path
 
     def words(self) -> str:

@@ -43,7 +43,7 @@ def write_page(report: Report, folder: Path | str, *, figures: bool = False) -> 
     files = {"report.html": render(report, drawings).encode()}
     for one in drawings if figures else ():
         files |= {f"{one.name}.svg": f"{one.svg}\n".encode(), f"{one.name}.pdf": one.pdf}
-    paths = [report.write(folder)]
+    paths = [report.write(Path(folder) / "report.json")]
     for name, content in files.items():
         paths.append(Path(folder) / name)
         write_file(paths[-1], content)
