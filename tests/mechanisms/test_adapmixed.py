@@ -21,7 +21,7 @@ from adapmixed_cases import (
 from exact import answered_from_q, costs, log_probs, stated, uncharged
 
 from adapmixed.mechanisms import AdaPMixED, PublicOnly
-from adapmixed.mechanisms.adapmixed import PRESETS
+from adapmixed.mechanisms.paper import PRESETS
 from adapmixed.privacy import (
     Accountant,
     GaussianScreening,

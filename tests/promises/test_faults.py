@@ -84,7 +84,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
     ("adapmixed.privacy.account:ShardBudget.for_epsilon", "a budget for an epsilon is rounded up",
      lambda original: classmethod(lambda cls, *given: larger(original.__func__(cls, *given))),
      "privacy/test_account.py::test_a_budget_is_the_largest_for_its_epsilon"),
-    ("adapmixed.mechanisms.pmixed:PMixED.per_query", "PMixED leaves no room for rounding",
+    ("adapmixed.mechanisms.paper:PMixED.per_query", "PMixED leaves no room for rounding",
      lambda original: property(lambda self: original.fget(self) * (1 + 1e-9)),
      "mechanisms/test_pmixed.py::test_no_rounding_exceeds_the_configured_epsilon"),
     ("adapmixed.privacy.costs:charge_rounding", "charges lack the others' rounding",

@@ -22,7 +22,6 @@ from adapmixed.limits import (
     LEAST_PUBLIC,
     MOST_TOKENS,
     check_active,
-    check_number,
     check_optional_count,
     check_temperature,
     check_type,
@@ -389,9 +388,3 @@ def shaped_bytes(
     # In fp32 the tail takes a free column of the ensemble's own rows.
     tail = 4 if copied or element < 4 else 0
     return rows * (kept + 1) * (copied + tail) + 12 * vocab_size, kept + 1
-
-
-def check_confidence(public_confidence: float | None) -> None:
-    """Raise ValueError unless this is a probability or None."""
-    if public_confidence is not None:
-        check_number("public_confidence", public_confidence, least=0.0, most=1.0)
