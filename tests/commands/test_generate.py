@@ -143,23 +143,6 @@ def test_budgets_of_shards_go_on_from_their_ledger(
     assert read_ledger(path).charges == charges
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (["--mechanism", "adapmixed preset=wikitext-103"], "(zero-out)"),
-        (["--mechanism", "adapmixed adjacency=add_remove"], "(the paper's leave-one-out)"),
-        ([*POOL, "--adjacency", "replace_one"], "(replace-one)"),
-    ],
-)
-def test_the_neighbours_that_are_asked_for(
-    given: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The paper's leave-one-out is a setting of AdaPMixED, and the guarantee states it."""
-    short = ["--prompt", "The", "--max-new-tokens", "2", *given]
-    assert main(["generate", *MODELS, *short, "--operator"]) == 0
-    assert words in capsys.readouterr().err
-
-
 def demo_base_name() -> str:
     """Return the base's name in the demonstration's adapters."""
     config = DEMO_ENSEMBLE / "member-000" / "adapter_config.json"
