@@ -13,7 +13,6 @@ from decoding_cases import Spy, answered
 from tiny_models import around
 
 from adapmixed.ensemble import Ensemble
-from adapmixed.errors import BudgetSpentError
 from adapmixed.generation import PrivateGenerator
 from adapmixed.mechanisms import (
     ClippedLogPool,
@@ -331,17 +330,3 @@ def test_generators_of_one_binding_share_an_accountant_and_its_budget(
         third = generator(demo, POOL, accountant, **settings)
         assert bool((accountant.spent >= retired).all())
         assert third.guarantee.queries == read_ledger(path).guarantee.queries
-
-
-def test_generators_of_one_plan_share_its_queries(demo: Ensemble) -> None:
-    accountant, mechanism = Accountant(1e-5), PMixED(8.0, 1e-5, 9, 3.0)
-    first, second = (generator(demo, mechanism, accountant) for _ in range(2))
-    first.generate(PROMPT, max_new_tokens=5, stop_strings=["\n"])
-    left = 9 - accountant.queries
-    with pytest.raises(BudgetSpentError, match=f"got up to {left + 1} more"):
-        second.generate(PROMPT, max_new_tokens=left + 1)
-    with pytest.raises(BudgetSpentError, match=f"got up to {2 * left} more"):
-        second.batches(["If", "The"], max_new_tokens=left)
-    with pytest.raises(BudgetSpentError, match=f"got up to {2 * left} more"):
-        second.generate(["If", "The"], max_new_tokens=left)
-    assert accountant.queries == 9 - left

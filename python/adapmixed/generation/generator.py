@@ -185,8 +185,36 @@ class PrivateGenerator:
             LedgerError: a charge could not be made durable; raised while iterating.
         """
         refuse(refused)
-        ids = [self._ids(text) for text in texts_of(prompts)]
-        return self._stream(ids, max_new_tokens, temperature, top_k, stop_strings)
+        asked = [self._ids(text) for text in texts_of(prompts)]
+        ids, mask = left_padded(asked)
+        stops = stop_tokens(self._tokenizer, stop_strings, self.ensemble.vocab_size)
+        texts = [""] * len(asked)
+
+        def ended(_: Tensor) -> Tensor:
+            return torch.tensor([any(stop in text for stop in stop_strings) for text in texts])
+
+        steps = self.stream_tokens(
+            ids,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            attention_mask=mask,
+            ends=self.ensemble.end_tokens | stops,
+            stop=ended,
+        )
+
+        def pieces() -> Iterator[list[str]]:
+            decoded = [Continuation(self._tokenizer, prompt) for prompt in asked]
+            for tokens in steps:
+                new = [
+                    text.add(token) if token >= 0 else ""
+                    for text, token in zip(decoded, tokens.tolist(), strict=True)
+                ]
+                texts[:] = map(str.__add__, texts, new)
+                yield new
+            yield [text.rest() for text in decoded]
+
+        return pieces()
 
     def batches(
         self,
@@ -268,8 +296,13 @@ class PrivateGenerator:
         """
         refuse(refused)
         self.check_chat()
-        text = templated(self._tokenizer, messages_of(messages))
-        pieces = self._stream([self._ids(text)], max_new_tokens, temperature, top_k, stop_strings)
+        pieces = self.stream(
+            templated(self._tokenizer, messages_of(messages)),
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            stop_strings=stop_strings,
+        )
         return (piece for (piece,) in pieces)
 
     def check_chat(self, opening: Sequence[Mapping[str, str]] = ()) -> None:
@@ -293,44 +326,6 @@ class PrivateGenerator:
         ids = text_ids(self._tokenizer, text)
         check_prompt(ids, self.ensemble.vocab_size, self._tokenizer)
         return ids
-
-    def _stream(
-        self,
-        prompts: list[list[int]],
-        max_new_tokens: int,
-        temperature: float,
-        top_k: int | None,
-        stop_strings: Sequence[str],
-    ) -> Iterator[list[str]]:
-        ids, mask = left_padded(prompts)
-        stops = stop_tokens(self._tokenizer, stop_strings, self.ensemble.vocab_size)
-        texts = [""] * len(prompts)
-
-        def ended(_: Tensor) -> Tensor:
-            return torch.tensor([any(stop in text for stop in stop_strings) for text in texts])
-
-        steps = self.stream_tokens(
-            ids,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            attention_mask=mask,
-            ends=self.ensemble.end_tokens | stops,
-            stop=ended,
-        )
-
-        def pieces() -> Iterator[list[str]]:
-            decoded = [Continuation(self._tokenizer, prompt) for prompt in prompts]
-            for tokens in steps:
-                new = [
-                    text.add(token) if token >= 0 else ""
-                    for text, token in zip(decoded, tokens.tolist(), strict=True)
-                ]
-                texts[:] = map(str.__add__, texts, new)
-                yield new
-            yield [text.rest() for text in decoded]
-
-        return pieces()
 
     def check(self, queries: int) -> None:
         """Bind the accountant, and check that it can be charged for so many queries.
