@@ -86,7 +86,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
      "privacy/test_account.py::test_a_budget_is_the_largest_for_its_epsilon"),
     ("adapmixed.mechanisms.paper:PMixED.per_query", "PMixED leaves no room for rounding",
      lambda original: property(lambda self: original.fget(self) * (1 + 1e-9)),
-     "mechanisms/test_pmixed.py::test_no_rounding_exceeds_the_configured_epsilon"),
+     "mechanisms/test_paper.py::test_no_rounding_exceeds_the_configured_epsilon"),
     ("adapmixed.privacy.costs:charge_rounding", "charges lack the others' rounding",
      changed(lambda _: (0.0, 0.0)),
      "mechanisms/test_enumerated.py::test_an_emptied_member_costs_at_most_its_own_charge"),
