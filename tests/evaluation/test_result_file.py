@@ -61,20 +61,6 @@ def test_killed_before_every_change_of_the_disk(tmp_path: Path) -> None:
     assert number > 5 * (windows + 1)
 
 
-def test_goes_on_with_new_noise(tmp_path: Path) -> None:
-    """No noise is drawn twice after an interruption with seeded screening noise."""
-    only = dict(mechanisms={"noisy": MECHANISMS["noisy"]}, epsilon=None, runs=1)
-
-    def stop(done: int, of: int) -> None:
-        if done > BLOCK:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        answer(tmp_path / "result.json", progress=stop, **only)
-    assert windows_in(tmp_path / "result.json") == 1
-    assert numbers(answer(tmp_path / "result.json", **only)) == numbers(answer(**only))
-
-
 def test_one_process_at_a_time_writes(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     begun, end = os.pipe(), os.pipe()
@@ -125,6 +111,14 @@ def interrupted(path: Path, windows: int, **changed: Any) -> None:
 
     with pytest.raises(Stopped):
         answer(path, ensemble=Stopping(), **changed)
+
+
+def test_goes_on_with_new_noise(tmp_path: Path) -> None:
+    """No noise is drawn twice after an interruption with seeded screening noise."""
+    only = dict(mechanisms={"noisy": MECHANISMS["noisy"]}, epsilon=None, runs=1)
+    interrupted(tmp_path / "result.json", 2, **only)
+    assert windows_in(tmp_path / "result.json") == 1
+    assert numbers(answer(tmp_path / "result.json", **only)) == numbers(answer(**only))
 
 
 def test_secure_randomness_is_never_stored_nor_used_again(tmp_path: Path) -> None:

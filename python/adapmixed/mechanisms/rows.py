@@ -75,13 +75,10 @@ class Rows:
         if self.private_lse is not None:
             return self
         largest = self.private.amax(-1, keepdim=True)
-        bad, far = ~largest.isfinite(), largest.abs() > LARGEST
-        if not bool((bad | far).any()):
+        bad, shift = ~largest.isfinite(), _shift(largest, 1.0)
+        if not bool((bad | (shift != 0)).any()):
             return self
-        private = self.private.clone()
-        for i, b in (bad | far).squeeze(-1).nonzero().tolist():
-            row = self.public[b] if bool(bad[i, b]) else private[i, b] - largest[i, b]
-            private[i, b] = row
+        private = torch.where(bad, self.public, self.private - shift)
         return replace(self, private=private, spare=False)
 
     def with_tail(self) -> Rows:
