@@ -227,7 +227,7 @@ def test_a_hub_data_set_is_named_with_its_configuration_and_revision(
     config: str | None, revision: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr("adapmixed.data.corpus.hub_rows", lambda *given: asked.append(given) or ())
+    monkeypatch.setattr("adapmixed.data.corpus._hub_rows", lambda *given: asked.append(given) or ())
     text = "hub:some/name" + f":{config}" * bool(config) + f"@{revision}" * bool(revision)
     corpus = Corpus(text)
     assert list(corpus.documents()) == []

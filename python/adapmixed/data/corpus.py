@@ -198,7 +198,7 @@ class Corpus:
         if self._is_text_folder:
             return file_documents(self._path, self._files())
         if self.kind == "text":
-            return article_documents(self._path, self.new_document)
+            return _article_documents(self._path, self.new_document)
         return (d for part in self._parts() for d in self._row_documents(*part, render))
 
     @property
@@ -234,14 +234,14 @@ class Corpus:
         if self._hub is not None:
             name, config, revision = self._hub.groups()
             split = self.split or "train"
-            yield split, hub_rows(name, config, revision, split)
+            yield split, _hub_rows(name, config, revision, split)
             return
         columns = [self._column, *([self.id_column] if self.id_column is not None else [])]
         for file in self._files():
             if self.kind == "parquet":
-                rows = parquet_rows(file, columns)
+                rows = _parquet_rows(file, columns)
             else:
-                rows = csv_rows(file) if self.kind == "csv" else json_rows(file)
+                rows = _csv_rows(file) if self.kind == "csv" else _json_rows(file)
             yield relative_name(self._path, file), rows
 
     def _row_documents(self, part: str, rows: Iterator[Row], render: Render) -> Iterator[Document]:
@@ -250,7 +250,7 @@ class Corpus:
         )
         if self.new_document is not None:
             texts = (text for _, text in found)
-            found = ((None, text) for text in joined(texts, self.new_document))
+            found = ((None, text) for text in _joined(texts, self.new_document))
         for number, (name, text) in enumerate(found):
             if text.strip():
                 yield Document(f"{part}#{number}" if name is None else name, text)
@@ -259,14 +259,14 @@ class Corpus:
         column = self.id_column
         if column is None:
             return None
-        check_column(where, column, list(row))
+        _check_column(where, column, list(row))
         value = row[column]
         if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
             raise ValueError(f"{where}: {column} must be a name or an integer, got {value!r}")
         return _encodable(where, column, str(value))
 
     def _text(self, where: str, row: Any, render: Render) -> str:
-        check_column(where, self._column, list(row))
+        _check_column(where, self._column, list(row))
         value = row[self._column]
         if value is None:
             return ""
@@ -304,16 +304,11 @@ def _encodable(where: str, column: str, value: str) -> str:
     return value
 
 
-def article_documents(file: Path, new_document: str | None) -> Iterator[Document]:
+def _article_documents(file: Path, new_document: str | None) -> Iterator[Document]:
     """Yield the articles of one file, named by their position: `name#0`, `name#1` ...
 
-    Articles without text are neither yielded nor counted. So an edit that begins, joins or empties
-    an article renames all later ones.
-
-    Args:
-        file: a UTF-8 text file, read line by line.
-        new_document: a regular expression; a line that it matches begins an article. None if blank
-            lines separate articles.
+    Without `new_document`, blank lines separate them. Articles without text are neither yielded nor
+    counted. So an edit that begins, joins or empties an article renames all later ones.
 
     Raises:
         ValueError: if the file is not UTF-8.
@@ -323,12 +318,12 @@ def article_documents(file: Path, new_document: str | None) -> Iterator[Document
         parts = groupby(lines, key=lambda line: bool(line.strip()))
         texts: Iterator[str] = ("".join(part) for _, part in parts)
     else:
-        texts = joined(lines, new_document)
+        texts = _joined(lines, new_document)
     for number, text in enumerate(text for text in texts if text.strip()):
         yield Document(f"{file.name}#{number}", text.strip("\n"))
 
 
-def joined(texts: Iterable[str], new_document: str) -> Iterator[str]:
+def _joined(texts: Iterable[str], new_document: str) -> Iterator[str]:
     """Yield documents of joined texts; a text that the expression matches begins a document."""
     begins = re.compile(new_document)
     parts: list[str] = []
@@ -341,7 +336,7 @@ def joined(texts: Iterable[str], new_document: str) -> Iterator[str]:
         yield "".join(parts)
 
 
-def json_rows(file: Path) -> Iterator[Row]:
+def _json_rows(file: Path) -> Iterator[Row]:
     """Yield the objects of a file of JSON lines, without blank lines.
 
     Raises:
@@ -360,7 +355,7 @@ def json_rows(file: Path) -> Iterator[Row]:
         yield where, row
 
 
-def csv_rows(file: Path) -> Iterator[Row]:
+def _csv_rows(file: Path) -> Iterator[Row]:
     """Yield the rows of a CSV file, whose first line names the columns.
 
     Raises:
@@ -370,7 +365,7 @@ def csv_rows(file: Path) -> Iterator[Row]:
     try:
         names = reader.fieldnames or ()
         for name in names:
-            check_column(str(file), name, names)
+            _check_column(str(file), name, names)
         for row in reader:
             where = f"{file}, line {reader.line_num}"
             if None in row or None in row.values():
@@ -381,7 +376,7 @@ def csv_rows(file: Path) -> Iterator[Row]:
         raise ValueError(f"{file} must be a CSV file: {error}") from error
 
 
-def parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
+def _parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
     """Yield the rows of a Parquet file, read batch by batch and only in `columns`.
 
     Raises:
@@ -398,7 +393,7 @@ def parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
         raise ValueError(f"{file} must be a Parquet file: {error}") from error
     with table:
         for column in columns:
-            check_column(str(file), column, table.schema_arrow.names)
+            _check_column(str(file), column, table.schema_arrow.names)
         number = 0
         for batch in table.iter_batches(batch_size=1024, columns=list(columns)):
             for row in batch.to_pylist():
@@ -406,14 +401,10 @@ def parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
                 yield f"{file}, row {number}", row
 
 
-def hub_rows(name: str, config: str | None, revision: str | None, split: str) -> Iterator[Row]:
+def _hub_rows(name: str, config: str | None, revision: str | None, split: str) -> Iterator[Row]:
     """Yield the rows of one split of a data set, streamed through `datasets`.
 
-    Args:
-        name: name on the hub, or a local folder that `datasets` can load.
-        config: the data set's configuration if it has several, or None.
-        revision: commit, tag or branch; None for the newest.
-        split: the split, for instance "train".
+    The data set lies on the hub, or in a local folder that `datasets` can load.
 
     Raises:
         ValueError: if the data set cannot be opened, or `datasets` is not installed.
@@ -430,7 +421,7 @@ def hub_rows(name: str, config: str | None, revision: str | None, split: str) ->
         yield f"hub:{name}, {split} row {number}", row
 
 
-def check_column(where: str, column: str, names: Sequence[str]) -> None:
+def _check_column(where: str, column: str, names: Sequence[str]) -> None:
     """Raise ValueError unless there is one such column; the message names those that exist."""
     if column not in names:
         listed = ", ".join(sorted(map(str, names)))
