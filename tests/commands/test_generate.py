@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trained_demo import DEMO_ENSEMBLE
+from trained_demo import DEMO_ENSEMBLE, MODELS
 
 from adapmixed.cli import main
 from adapmixed.data import demo_base
@@ -18,7 +18,6 @@ from adapmixed.generation import PrivateGenerator
 from adapmixed.privacy import Accountant, read_ledger
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
-MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 FIRST = ["--mechanism", "public", "--top-k", "1"]  # the likeliest public token, without a draw
 POOL = ["--mechanism", "clipped-log-pool lower=-0.5 upper=0.5"]
 

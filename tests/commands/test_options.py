@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from mechanism_cases import MECHANISMS
-from trained_demo import DEMO_ENSEMBLE, copy_trained
+from trained_demo import DEMO_ENSEMBLE, MODELS, copy_trained
 
 from adapmixed.cli import main
 from adapmixed.commands import options
@@ -23,7 +23,6 @@ from adapmixed_lab.cli import main as laboratory
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
-DEMO = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 SHORT = ["--mechanism", "clipped-log-pool lower=-0.25 upper=0.5", "--seed", "1"]
 
 
@@ -61,7 +60,7 @@ def test_a_gpu_that_is_not_there_is_refused(
     text = {"evaluate": ["--text", __file__], "generate": ["--prompt", "a"], "chat": ["--plain"]}
     given, program = [command, "table2"], laboratory
     if command != "reproduce":
-        given, program = [command, *DEMO, *SHORT, *text[command]], main
+        given, program = [command, *MODELS, *SHORT, *text[command]], main
     given += ["--device", "cuda"]
     if not build_info()["cuda"]:
         assert program(given) == 2
@@ -82,14 +81,14 @@ def test_a_rank_takes_the_gpu_of_its_place(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("LOCAL_RANK", local)
-    given = ["generate", *DEMO, *SHORT, "--prompt", "a", "--device", "cuda", "--dtype", "bfloat16"]
+    given = ["generate", *MODELS, *SHORT, "--prompt", "a", "--device=cuda", "--dtype=bfloat16"]
     assert main(given) == 2
     assert asked["device"] == f"cuda:{local}" and taken == [f"cuda:{local}"]
     assert asked["dtype"] == torch.bfloat16
 
 
 def test_half_precision_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["generate", *DEMO, *SHORT, "--prompt", "The value", "--max-new-tokens", "2"]
+    given = ["generate", *MODELS, *SHORT, "--prompt", "The value", "--max-new-tokens", "2"]
     assert main([*given, "--dtype", "bfloat16", "--verbose"]) == 0
     printed = capsys.readouterr()
     assert printed.out.strip() and "torch.bfloat16 on cpu" in printed.err

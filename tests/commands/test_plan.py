@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from trained_demo import DEMO_ENSEMBLE
+from trained_demo import DEMO_ENSEMBLE, MODELS
 
 from adapmixed.cli import main
 from adapmixed.data import demo_base, held_out_text
@@ -98,7 +98,6 @@ def test_without_models_it_shows_what_shards_allow(capsys, monkeypatch):
     assert [row[3:] for row in rows] == [["100", "21%"], ["300", "33%"]]
 
 
-MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 COMMANDS = {
     "generate": ["--prompt", "The", "--max-new-tokens", "2", "--ledger", "ledger"],
     "chat": ["--plain", "--ledger", "ledger"],
