@@ -168,6 +168,7 @@ CHANGED: dict[str, tuple[dict[str, Any], str]] = {
     "epsilon": (dict(epsilon={"budgeted": 8.0}), r"mechanisms is .*,8.0\]\], but"),
     "models": (dict(ensemble=FakeEnsemble(models=4)), "num_models is 4"),
     "files": (dict(ensemble=another(fingerprint="b" * 64)), "fingerprint is .b{64}., .* with null"),
+    "beginning": (dict(ensemble=another(beginning=(0,))), r"beginning is \[0\]"),
     "dtype": (dict(ensemble=another(dtype=torch.bfloat16)), "dtype is .*bfloat16., .*float32"),
 }
 

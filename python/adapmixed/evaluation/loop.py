@@ -135,6 +135,7 @@ def evaluate(
     described = {
         "num_models": ensemble.num_models,
         "fingerprint": ensemble.fingerprint,
+        "beginning": ensemble.beginning,
         "unverified": ensemble.unverified,
         "dtype": str(ensemble.dtype),
         "text": _digest(tokens),
