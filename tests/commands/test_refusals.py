@@ -93,7 +93,6 @@ TRAIN: list[tuple[list[str], str]] = [
 ]  # fmt: skip
 OTHERS = [
     ("chat", ["--mechanism", "public", "--turns", "0"], "--turns must be"),
-    ("chat", ["--mechanism", "public", "--system", "x"], "--system"),
     ("compare", [], "--mechanism must be given"),
 ]
 TABLE = [

@@ -305,22 +305,13 @@ class PrivateGenerator:
         )
         return (piece for (piece,) in pieces)
 
-    def check_chat(self, opening: Sequence[Mapping[str, str]] = ()) -> None:
-        """Check that the base has a chat template that accepts this opening.
-
-        Args:
-            opening: messages before the first one of the user.
-
-        Raises:
-            ValueError: there is no chat template, or it rejects the opening.
-        """
+    def check_chat(self) -> None:
+        """Raise ValueError if the base has no chat template."""
         if not getattr(self._tokenizer, "chat_template", None):
             raise ValueError(
                 "the base's tokenizer must have a chat template, but has none: use "
                 "adapmixed chat --plain, or generate with a prompt of your own"
             )
-        if opening:
-            templated(self._tokenizer, messages_of([*opening, {"role": "user", "content": "?"}]))
 
     def _ids(self, text: str) -> list[int]:
         ids = text_ids(self._tokenizer, text)
