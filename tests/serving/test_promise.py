@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from adapmixed.commands.mechanisms import mechanism_of
+from adapmixed.commands.options import mechanism_of
 from adapmixed.commands.serve import promise, promised
 from adapmixed.mechanisms import Mechanism, Origin, Rows
 from adapmixed.privacy import Accountant, Guarantee

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from adapmixed.mechanisms import ClippedLogPool, clipped_log_pool, clipped_mixing
+from adapmixed.mechanisms import ClippedLogPool, clipped
 from adapmixed.privacy.account import Account, ShardBudget
 from adapmixed_lab.audit import budgets as audit
 from adapmixed_lab.audit.budgets import ENDLESS, ZCDP_ORDERS, Tree
@@ -56,8 +56,8 @@ def test_one_answer_by_hand() -> None:
 def test_a_charge_that_is_too_small_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = replace(audit.POOLS[0], amount=0.05)
     assert tree.divergence() <= 1.0
-    charged = clipped_log_pool.individual_rho
-    monkeypatch.setattr(clipped_log_pool, "individual_rho", lambda *given: 0.4 * charged(*given))
+    charged = clipped.individual_rho
+    monkeypatch.setattr(clipped, "individual_rho", lambda *given: 0.4 * charged(*given))
     assert tree.divergence() > 1.0
 
 
@@ -69,7 +69,7 @@ def test_an_extremal_tree_uses_up_its_budget(
     """Charges that are a fifth too small let one more answer through, which then shows."""
     assert 0.95 < audit._extremal_tree(*setting).divergence() <= 1.0
     assert audit._extremal_tree(*setting, told=audit.UNDERSTATED).divergence() > 1.2
-    monkeypatch.setattr(clipped_mixing, "charge_rounding", lambda *given: (-0.2, 0.0))
+    monkeypatch.setattr(clipped, "charge_rounding", lambda *given: (-0.2, 0.0))
     assert audit._extremal_tree(*setting).divergence() > 1.2
 
 

@@ -11,7 +11,7 @@ from markupsafe import escape
 from report_cases import HOSTILE, SAMPLE, Page, build, evaluation, every_kind
 
 from adapmixed.evaluation import Evaluation
-from adapmixed.report import Report
+from adapmixed.evaluation.report import Report
 from adapmixed_lab.figures.figures import draw
 from adapmixed_lab.figures.html import render, write_page
 
