@@ -31,15 +31,8 @@ FEW = Plan(
 )  # fmt: skip
 
 
-def check(
-    operators: list[str],
-    case: Case,
-    plan: Plan,
-    *orders: int,
-    gpu: bool = False,
-    errors: str = "random",
-) -> None:
-    """Check operators with some orders of threads; if there are several, all bits must agree."""
+def check(operators: list[str], case: Case, plan: Plan, *orders: int, **how: Any) -> None:
+    """Check operators in some orders of threads, whose bits must agree; how: of the simulation."""
     first: list[Tensor] = []
     answers: list[Tensor] = []
 
@@ -50,7 +43,7 @@ def check(
 
     for order in orders:
         answers.clear()
-        with simulated.kernels(*simulated.ORDERS[order % 3], sizes_of_a_gpu=gpu, errors=errors):
+        with simulated.kernels(*simulated.ORDERS[order % 3], **how):
             report = checks.run(operators, case, plan, reports.Through(recorded))
         assert report.values > 0
         assert not report.failures, "\n".join(report.failures[:5])
@@ -135,7 +128,7 @@ def test_losses_of_several_tiles(index: int, adjacency: str) -> None:
     )  # fmt: skip
     check(["leave_one_out"], case, plan, 0, 1, 2)
     if case.name == "listed":
-        check(["leave_one_out"], case, plan, 0, gpu=True)
+        check(["leave_one_out"], case, plan, 0, sizes_of_a_gpu=True)
 
 
 def tiles() -> list[Case]:
@@ -210,7 +203,7 @@ WEIGHED = [
 @pytest.mark.parametrize("case", WEIGHED, ids=plans.ids(WEIGHED))
 def test_weights_of_several_tiles(case: Case, errors: str) -> None:
     orders = (0, 1, 2) if case.public.shape[1] <= 2000 and errors == "random" else (2,)
-    check(["project"], case, Plan(), *orders, gpu=True, errors=errors)
+    check(["project"], case, Plan(), *orders, sizes_of_a_gpu=True, errors=errors)
 
 
 @pytest.mark.parametrize("dtype", plans.DTYPES)
@@ -240,7 +233,7 @@ def test_parts_and_tiles_of_a_gpu(models: int) -> None:
         operators, plan = ["leave_one_out"], Plan(weighings=(), random_weights=False, models=3)
         rows = ensemble(models, 150 if models == 85 else 40, shift=0.0, noise=0.5)
         case = Case("gpu", *rows, orders=(3.0,), weights=weight_of(0.25))
-    check(operators, case, plan, 1, gpu=True)
+    check(operators, case, plan, 1, sizes_of_a_gpu=True)
 
 
 def test_a_row_of_more_chunks_than_threads() -> None:
@@ -287,7 +280,7 @@ def test_fuzzed_calls(batch: int) -> None:
     for seed in range(30 * batch, 30 * batch + (30 if batch else 20)):
         case, plan = fuzzed.fuzzed(seed)
         if case.private.numel() <= most:
-            check([*checks.CHECKS], case, plan, seed, gpu=gpu)
+            check([*checks.CHECKS], case, plan, seed, sizes_of_a_gpu=gpu)
 
 
 @pytest.mark.parametrize(
