@@ -2,7 +2,6 @@
 
 import math
 import sys
-from decimal import ROUND_CEILING, ROUND_FLOOR
 from fractions import Fraction
 
 import mpmath
@@ -16,8 +15,8 @@ from adapmixed.privacy import (
     RenyiBound,
 )
 from adapmixed.privacy.composition import composed_epsilon
+from adapmixed.privacy.conversions import add_up, times_up
 from adapmixed.privacy.costs import accounted_box, clipped_mixing_pair, screening_rho
-from adapmixed.privacy.rounding import add_up, array_add_up, four_digits, times_up
 
 TINY, LARGE = math.ulp(0.0), sys.float_info.max
 ENDS = [0.0, TINY, sys.float_info.min, 2.0**-53, 1.0, 1 + 2.0**-52, 3.0, 2.0**53 + 2, LARGE]
@@ -52,17 +51,12 @@ def two_above(exact):
 def test_a_sum_is_never_below_the_exact_one():
     values = numbers(60)
     for a in values:
-        for b in values:
-            exact, found = Fraction(a) + Fraction(b), add_up(a, b)
+        for b, found in zip(values, add_up(a, values).tolist(), strict=True):
+            exact = Fraction(a) + Fraction(b)
             assert found == math.inf or Fraction(found) >= exact
             assert found <= two_above(exact)
             if 0 in (a, b):
                 assert found == a + b
-    left, right = np.meshgrid(values, values)
-    mine = [
-        add_up(a, b) for a, b in zip(left.ravel().tolist(), right.ravel().tolist(), strict=True)
-    ]
-    assert array_add_up(left, right).ravel().tolist() == mine
 
 
 def test_a_multiple_is_never_below_the_exact_one():
@@ -131,13 +125,3 @@ def test_what_the_masses_lost_is_in_the_epsilon(adjacency):
         assert found <= exact * (1 + 2.0**-39) + queries * 2.0**-46
         short += queries * pair.largest_loss() < exact
     assert short > 3  # pairs whose floats alone would state too little
-
-
-def test_a_box_near_one_is_printed_inward() -> None:
-    assert four_digits(1.00099148, ROUND_FLOOR) == "1.0009914"
-    assert four_digits(0.99975228, ROUND_CEILING) == "0.9997523"
-    assert four_digits(1.36049, ROUND_FLOOR) == "1.36" and four_digits(1.0, ROUND_FLOOR) == "1"
-    for distance in 10.0 ** np.random.default_rng(3).uniform(-15, -2, 200):
-        lower, upper = 1 - distance, 1 + distance
-        assert lower <= float(four_digits(lower, ROUND_CEILING)) < 1 or lower == 1
-        assert 1 < float(four_digits(upper, ROUND_FLOOR)) <= upper or upper == 1

@@ -69,10 +69,10 @@ ONCE = "mechanisms/test_protocol.py::test_an_answer_is_charged_once_and_released
 # Rank, what goes wrong there, how, and the test that fails.
 FAULTS: list[tuple[str, str, Replacement, str]] = [
     # Costs are rounded up, settings down, and draws are exact.
-    ("adapmixed.privacy.rounding:add_up", "sums are rounded to nearest",
+    ("adapmixed.privacy.conversions:add_up", "sums are rounded to nearest",
      instead(lambda a, b: a + b),
      "privacy/test_rounding.py::test_a_sum_is_never_below_the_exact_one"),
-    ("adapmixed.privacy.account:array_add_up", "sums of losses are rounded to nearest",
+    ("adapmixed.privacy.conversions:add_up", "sums of losses are rounded to nearest",
      instead(lambda total, losses: total + losses),
      "privacy/test_account.py::test_totals_are_upper_bounds_of_the_losses"),
     ("adapmixed.privacy.guarantee:format_epsilon", "an epsilon is shown rounded to nearest",

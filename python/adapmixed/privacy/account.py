@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from adapmixed.errors import BudgetSpentError
 from adapmixed.limits import check_delta, check_epsilon, check_question
 from adapmixed.privacy.composition import adaptive_epsilon
-from adapmixed.privacy.conversions import rdp_to_dp, zcdp_to_dp
+from adapmixed.privacy.conversions import add_up, rdp_to_dp, times_up, zcdp_to_dp
 from adapmixed.privacy.encoding import READERS, from_json
 from adapmixed.privacy.events import (
     Binding,
@@ -32,7 +32,6 @@ from adapmixed.privacy.events import (
     UnprotectedAnswer,
     setting_of,
 )
-from adapmixed.privacy.rounding import array_add_up, times_up
 
 
 @dataclass(frozen=True)
@@ -197,7 +196,7 @@ class Account:
             values = event.loss if isinstance(event, LeaveOneOutLoss) else event.charge
             total = np.zeros((len(values), *values.shape[2:])) if total is None else total
             for position in range(queries):
-                total = array_add_up(total, values[:, position])
+                total = add_up(total, values[:, position])
         found = replace(self, counts=counts, total=total)
         found._check_budget(event)
         return found
@@ -243,7 +242,7 @@ class Account:
         active = np.zeros(charge.shape, dtype=np.bool_)
         spent = np.zeros(len(charge)) if self.total is None else self.total
         for position in range(charge.shape[1]):
-            total = array_add_up(spent, charge[:, position])
+            total = add_up(spent, charge[:, position])
             active[:, position] = total <= budget.amount
             spent = np.where(active[:, position], total, spent)
         return active

@@ -12,8 +12,7 @@
   α (λ_s/(Nσ))² (`screening_rho` has the factor of α).
 - An answer of the public model costs 0. An unprotected answer has no finite cost.
 
-Costs are rounded up and admissible radii down (`rounding`). Arguments of exact value 0 cost exactly
-0. Overflow gives +inf, which is the safe direction, and never raises OverflowError.
+Costs are rounded up and admissible radii down, as `conversions` says.
 
 ClippedMixing's dominating pair is two distributions on a few atoms that bound one answer's privacy
 loss. The pair P*, Q* dominates P, Q if Σ (P - γ Q)_+ <= Σ (P* - γ Q*)_+ for every γ >= 0. The
@@ -29,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.privacy.rounding import log_expm1_up, lowered, softplus_up, sum_up, up
+from adapmixed.privacy.conversions import log_expm1_up, lowered, softplus_up, sum_up, up
 
 _EXP_LIMIT = 700.0  # exp and expm1 stay finite in float64 below this
 

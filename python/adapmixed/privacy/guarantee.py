@@ -28,7 +28,15 @@ from adapmixed.privacy.composition import (
     bounded_range_epsilon,
     clipped_mixing_epsilon,
 )
-from adapmixed.privacy.conversions import c_alpha, gdp_to_dp, rdp_to_dp, replace_one_epsilon
+from adapmixed.privacy.conversions import (
+    add_up,
+    c_alpha,
+    gdp_to_dp,
+    rdp_to_dp,
+    replace_one_epsilon,
+    times_up,
+    up,
+)
 from adapmixed.privacy.costs import answer_range, bounded_range_rho, screening_rho
 from adapmixed.privacy.events import (
     CAVEATS,
@@ -40,7 +48,6 @@ from adapmixed.privacy.events import (
     PublicAnswer,
     RenyiBound,
 )
-from adapmixed.privacy.rounding import add_up, array_add_up, times_up, up
 
 _NEIGHBOURS = {
     "zero_out": "{removed} and its member answers the public distribution (zero-out)",
@@ -376,7 +383,7 @@ def _bounded_range(account: Account, delta: float, adjacency: str) -> float:
     costs = [bounded_range_rho(*setting) for setting in settings]
     rho = 0.0
     for pool, cost in zip(pools, costs, strict=True):
-        rho = add_up(rho, times_up(account.charged[pool], cost))
+        rho = float(add_up(rho, times_up(account.charged[pool], cost)))
     return adaptive_epsilon(rho, max(costs), delta)
 
 
@@ -388,16 +395,15 @@ def _renyi(account: Account, delta: float, adjacency: str) -> Breakdown:
             raise TypeError(f"{type(event).__name__} has no cost here")
     for event in account.of(GaussianScreening):
         cost = screening_rho(event.weight, event.sigma, event.num_models)
-        rho = add_up(rho, times_up(account.charged[event], cost))
+        rho = float(add_up(rho, times_up(account.charged[event], cost)))
     if account.renyi is None:  # screenings alone
         return _screenings(rho, delta)
     orders, _ = account.renyi
     mixing = np.zeros((1, len(orders))) if account.total is None else account.total
     for bound in account.of(RenyiBound):
-        cost = times_up(account.charged[bound], bound.epsilon)
-        mixing = array_add_up(mixing, np.full((1, 1), cost))
+        mixing = add_up(mixing, times_up(account.charged[bound], bound.epsilon))
     screening = np.array([times_up(order, rho) for order in orders])
-    spent = array_add_up(mixing, screening)
+    spent = add_up(mixing, screening)
     if adjacency == "replace_one":
         if account.kind != "fixed":
             raise ValueError(
@@ -410,7 +416,7 @@ def _renyi(account: Account, delta: float, adjacency: str) -> Breakdown:
         once = min(once, max(0.0, total - whole))
         return Breakdown(cost, whole - cost, once, total, order)
     conversion = _conversions(orders, delta)
-    sums = array_add_up(spent, conversion)
+    sums = add_up(spent, conversion)
     model = int(sums.min(axis=1).argmax())
     column = int(sums[model].argmin())
     return Breakdown(
