@@ -28,8 +28,7 @@ from adapmixed.privacy import (
     UnprotectedAnswer,
 )
 from adapmixed.privacy.account import Account
-from adapmixed.privacy.encoding import canonical, to_json
-from adapmixed.privacy.events import Origin
+from adapmixed.privacy.events import Origin, canonical, to_json
 from adapmixed.rng import SecureRandom
 
 DELTA = 1e-5

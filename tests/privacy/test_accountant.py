@@ -31,7 +31,7 @@ from adapmixed.privacy import (
     PublicAnswer,
     read_ledger,
 )
-from adapmixed.privacy.encoding import to_json
+from adapmixed.privacy.events import to_json
 from adapmixed.rng import SecureRandom, SeededRandom
 
 POOL, BOX = ClippedLogPool(-1.0, 1.0), ClippedMixing(0.5, 4.0, queries=10)

@@ -47,9 +47,11 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         LedgerCorruptError: the ledger was altered, or it never had the expected digest.
     """
+    from json import loads as parse
+
     from adapmixed.errors import LedgerCorruptError
     from adapmixed.privacy import read_ledger
-    from adapmixed.privacy.encoding import canonical, parse
+    from adapmixed.privacy.events import canonical
     from adapmixed.privacy.register import together
 
     reading = read_ledger(arguments.path)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from adapmixed.evaluation.result import Curve
 from adapmixed.mechanisms import Answer, NextToken, Ticket
-from adapmixed.privacy.encoding import READERS, from_json
+from adapmixed.privacy.events import READERS, from_json
 from adapmixed_ext import Projection
 
 BINS = 20

@@ -22,7 +22,7 @@ from adapmixed.files import remove_leftovers, sole_writer
 from adapmixed.limits import DEFAULT_ACTIVE, check_active, check_count, check_optional_count
 from adapmixed.mechanisms import Mechanism, Origin, Rows, Unprotected, shaped
 from adapmixed.privacy import Accountant
-from adapmixed.privacy.encoding import from_json, to_json
+from adapmixed.privacy.events import from_json, to_json
 from adapmixed.rng import SecureRandom, SeededRandom
 from adapmixed.text import begun
 

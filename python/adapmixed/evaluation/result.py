@@ -24,7 +24,7 @@ from adapmixed.ensemble.manifest import read_versioned
 from adapmixed.files import write_file
 from adapmixed.mechanisms import Answer, Ticket
 from adapmixed.privacy import Accountant, Guarantee
-from adapmixed.privacy.encoding import READERS, canonical, from_json
+from adapmixed.privacy.events import READERS, canonical, from_json
 
 if TYPE_CHECKING:
     from adapmixed.evaluation.diagnostics import Diagnostics

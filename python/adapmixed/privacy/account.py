@@ -19,8 +19,8 @@ from adapmixed.errors import BudgetSpentError
 from adapmixed.limits import check_delta, check_epsilon, check_question
 from adapmixed.privacy.composition import adaptive_epsilon
 from adapmixed.privacy.conversions import add_up, rdp_to_dp, times_up, zcdp_to_dp
-from adapmixed.privacy.encoding import READERS, from_json
 from adapmixed.privacy.events import (
+    READERS,
     Binding,
     Caveat,
     Event,
@@ -30,6 +30,7 @@ from adapmixed.privacy.events import (
     PublicAnswer,
     RenyiBound,
     UnprotectedAnswer,
+    from_json,
     setting_of,
 )
 

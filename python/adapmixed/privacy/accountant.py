@@ -21,8 +21,16 @@ from adapmixed.limits import (
     check_queries,
 )
 from adapmixed.privacy.account import Account, Settings, ShardBudget
-from adapmixed.privacy.encoding import from_json, to_json
-from adapmixed.privacy.events import BY_HAND, Binding, Caveat, Event, IndividualCharge, Origin
+from adapmixed.privacy.events import (
+    BY_HAND,
+    Binding,
+    Caveat,
+    Event,
+    IndividualCharge,
+    Origin,
+    from_json,
+    to_json,
+)
 from adapmixed.privacy.guarantee import Guarantee, fixed_epsilon, guarantee_of, parts_of
 from adapmixed.privacy.ledger import Ledger
 from adapmixed.privacy.register import enter

@@ -16,6 +16,7 @@ is killed later, the charge is counted, released or not.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import sqlite3
@@ -38,16 +39,15 @@ from adapmixed.errors import (
 )
 from adapmixed.files import remove_leftovers, sole_writer, temporary_folder, write_file
 from adapmixed.privacy.account import Account, Settings
-from adapmixed.privacy.encoding import (
+from adapmixed.privacy.events import (
+    Event,
     canonical,
     check_keys,
     exactly,
     from_json,
-    parse,
     read_event,
     to_json,
 )
-from adapmixed.privacy.events import Event
 from adapmixed.privacy.guarantee import Guarantee, guarantee_of
 
 T = TypeVar("T")
@@ -138,7 +138,7 @@ class Record:
             LedgerCorruptError: a part is missing or unknown, or a field has another type.
         """
         try:
-            written = check_keys("record", parse(self.text), {"events"})
+            written = check_keys("record", json.loads(self.text), {"events"})
             return [read_event(one) for one in exactly(list, written["events"])]
         except (ValueError, TypeError, RecursionError) as error:
             raise LedgerCorruptError(
@@ -181,7 +181,7 @@ class Reading:
     @property
     def identity(self) -> str:
         """32 random hex digits, which no other ledger has."""
-        return str(parse(self.first.text)["identity"])
+        return str(json.loads(self.first.text)["identity"])
 
     @property
     def charges(self) -> int:
@@ -399,7 +399,7 @@ def _read(connection: sqlite3.Connection, place: str, whole: bool) -> Reading:
     if not whole:
         return reading
     rows = connection.execute("SELECT * FROM record WHERE sequence > 0 ORDER BY sequence")
-    settings = from_json(Settings, parse(reading.first.text)["settings"])
+    settings = from_json(Settings, json.loads(reading.first.text)["settings"])
     last, account = reading.first, Account(settings)
     for record in _chain(rows, last):
         last, events = record, record.events()
@@ -435,7 +435,7 @@ def _end(connection: sqlite3.Connection, place: str) -> Reading:
     if digest != _hash("totals", first.hash, last.hash, text.encode()):
         raise LedgerCorruptError(f"{place}: the totals do not fit the first and last record")
     try:
-        return Reading(place, first, last, from_json(Account, parse(text)))
+        return Reading(place, first, last, from_json(Account, json.loads(text)))
     except (ValueError, TypeError, RecursionError) as error:
         raise LedgerCorruptError(f"{place}: the totals could not be read: {error}") from error
 
