@@ -28,7 +28,7 @@ from adapmixed.evaluation import Diagnostics, Evaluation, evaluate
 from adapmixed.evaluation.diagnostics import BINS, utility_terms
 from adapmixed.evaluation.result import CURVE_POINTS, Curve
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, Unprotected
-from adapmixed.privacy.account import ShardBudget
+from adapmixed.privacy.composition import ShardBudget
 from adapmixed.rng import SeededRandom
 
 INF = math.inf

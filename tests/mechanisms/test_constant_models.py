@@ -18,7 +18,7 @@ from adapmixed.ensemble import Ensemble
 from adapmixed.generation import PrivateGenerator
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
 from adapmixed.privacy import Accountant
-from adapmixed.privacy.account import ShardBudget
+from adapmixed.privacy.composition import ShardBudget
 from adapmixed.privacy.conversions import add_up
 from adapmixed.rng import SeededRandom
 

@@ -27,7 +27,7 @@ from adapmixed.privacy import (
     RenyiBound,
     UnprotectedAnswer,
 )
-from adapmixed.privacy.account import Account
+from adapmixed.privacy.accountant import Account
 from adapmixed.privacy.events import Origin, canonical, to_json
 from adapmixed.rng import SecureRandom
 

@@ -35,8 +35,7 @@ from adapmixed.privacy import (
     RenyiBound,
     UnprotectedAnswer,
 )
-from adapmixed.privacy.account import ShardBudget
-from adapmixed.privacy.composition import clipped_mixing_epsilon
+from adapmixed.privacy.composition import ShardBudget, clipped_mixing_epsilon
 from adapmixed.privacy.conversions import c_alpha, replace_one_epsilon, zcdp_to_dp
 from adapmixed.privacy.costs import RANGE_ERROR, bounded_range_rho, screening_rho
 from adapmixed.privacy.events import Binding, Event
@@ -183,17 +182,21 @@ UNEQUAL = [
     (random_losses(2), random_losses(2, 6), "num_models"),
     (random_losses(2), GaussianScreening(6, 1, 0.1, 1.0), "num_models"),
     (clipped(3), clipped(num_models=21), "num_models"),
-    (random_losses(2), random_losses(2, orders=(17.0,)), "orders and adjacency"),
-    (random_losses(2), random_losses(2, adjacency="add_remove"), "orders and adjacency"),
-    (random_losses(2), bound(order=17.0), "orders and adjacency"),
-    (random_losses(2), bound(order=18.0, published=True), "orders and adjacency"),
+    (random_losses(2), random_losses(2, orders=(17.0,)), "orders"),
+    (random_losses(2), random_losses(2, adjacency="add_remove"), "adjacency"),
+    (random_losses(2), bound(order=17.0), "orders"),
+    (random_losses(2), bound(order=18.0, published=True), "adjacency"),
     (random_losses(2), "unprotected", "events must be privacy events, got str"),
     (random_losses(2), None, "events must be privacy events, got NoneType"),
-    (clipped(3), clipped(lower=0.6), "lower .*fixed beforehand"),
-    (clipped(3), clipped(upper=1.7), r"upper .* got \{'upper': 1.7"),
-    (clipped(3), clipped(budget=900), "budget"),
-    (pooled(3, 50), pooled(0, 50, scale=1.0), "scale"),
-    (bound(budget=10), bound(epsilon=0.02, queries=0, budget=10), "epsilon"),
+    (clipped(3), clipped(lower=0.6), "of one plan, got .*lower=0.6, .*fixed beforehand"),
+    (clipped(3), clipped(upper=1.7), "of one plan, got .*upper=1.7"),
+    (clipped(3), clipped(budget=900), "of one plan, got .*budget=900"),
+    (pooled(3, 50), pooled(0, 50, scale=1.0), "of one plan, got .*scale=1.0"),
+    (
+        bound(budget=10),
+        bound(epsilon=0.02, queries=0, budget=10),
+        "of one plan, got .*epsilon=0.02",
+    ),
     (PublicAnswer(1), IndividualCharge("zcdp", None, np.zeros((20, 1))), "epsilon must be given"),
 ]
 
@@ -214,7 +217,7 @@ def test_mechanisms_do_not_mix_in_any_sequence(first, second):
     if first == second or {first, second} <= RENYI:
         assert accountant.add(FAMILIES[second]) is accountant
     else:
-        with pytest.raises(ValueError, match="one mechanism.* whose fixed ε and δ add"):
+        with pytest.raises(ValueError, match="method must be .* whose fixed ε and δ add"):
             accountant.add(FAMILIES[second])
 
 
@@ -442,7 +445,7 @@ def test_an_accountant_of_the_log_pool_uses_its_range(adjacency):
     assert again.spent.tolist() == accountant.spent.tolist() and again.spent[0] > 2.9 * largest
     before = accountant.state()
     bad = offer(charges=np.full((64, 1), math.nextafter(largest, 1.0)), mechanism=pool)
-    with pytest.raises(ValueError, match="charge must be <= .*, the largest of one answer"):
+    with pytest.raises(ValueError, match="charge must keep every shard within its budget"):
         accountant.charge(bad)
     with pytest.raises(ValueError, match="its charge failed"):
         bad.release()
@@ -487,8 +490,11 @@ def test_events_alone_are_kept_within_the_budget():
     accountant.add([PublicAnswer(1), event])
     assert accountant.limit == limit and accountant.queries == 3
     for other, words in (
-        (event, "charge must keep every shard within its budget "),
-        (IndividualCharge("renyi", 4.0, np.zeros((3, 1))), "order must be that of the budget"),
+        (event, "charge must keep every shard within its budget"),
+        (
+            IndividualCharge("renyi", 4.0, np.zeros((3, 1))),
+            "charge must keep .* got one of order 4.0",
+        ),
         (IndividualCharge("zcdp", None, np.zeros((2, 1))), "num_models must be the same"),
     ):
         with pytest.raises(ValueError, match=words):

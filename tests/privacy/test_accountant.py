@@ -125,7 +125,7 @@ def test_a_ledger_remembers_whom_it_protects(tmp_path: Path) -> None:
         path = tmp_path / f"{unit}.db"
         with Accountant(DELTA, path=path) as accountant:
             accountant.bind(POOL, 3, "these members", None, unit)
-            with pytest.raises(ValueError, match="'unit': .* needs an accountant of its own"):
+            with pytest.raises(ValueError, match="unit='another'.* needs an accountant of its own"):
                 accountant.bind(POOL, 3, "these members", None, "another")
         read = read_ledger(path)
         assert words in str(read.guarantee)
@@ -149,7 +149,6 @@ def test_an_accountant_is_bound_to_one_mechanism_ensemble_and_n(tmp_path: Path) 
             with pytest.raises(ValueError, match="charged for what it is bound to") as caught:
                 one.bind(*bound[:at], value, *bound[at + 1 :])
             assert "these members" not in str(caught.value)  # a digest of the members
-            assert at != 2 or "got another ensemble: .* retrained" not in str(caught.value)
         with pytest.raises(ValueError, match="accountant must be charged for what it is bound to"):
             one.charge(proposed(BOX))
         with pytest.raises(ValueError, match="must not be bound to a mechanism to take events"):

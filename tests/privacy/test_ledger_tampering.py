@@ -22,6 +22,7 @@ from privacy_cases import DELTA, answer, charged, copy, state
 from adapmixed.cli import main
 from adapmixed.errors import LedgerCorruptError, LedgerError
 from adapmixed.privacy import Accountant, read_ledger
+from adapmixed.privacy.events import canonical, to_json
 from adapmixed.privacy.ledger import Record, _hash
 
 CHARGES = 4
@@ -83,7 +84,7 @@ def _replaced(old: str, new: str, where: str) -> Callable[[Path], None]:
 
 FIRST, TOTALS = "record 0 (is missing|was altered)", "the totals do not fit"
 TAMPERED: dict[str, tuple[Callable[[Path], None], str]] = {
-    "no database": (os.unlink, "no such file"),
+    "no database": (os.unlink, "ledger.db must be"),
     "no ledger": (_no_ledger, "is not the database of a ledger"),
     "text": (lambda p: p.write_text("spent: nothing\n" * 500), "is not an intact ledger"),
     "empty": (lambda p: p.write_bytes(b""), "is not the database of a ledger"),
@@ -172,7 +173,8 @@ def test_records_and_totals_with_fitting_hashes_must_give_each_other(
         assert ledger.queries < found.account.queries
     with pytest.raises(LedgerCorruptError, match="the totals are not what the records give"):
         read_ledger(path)
-    last = found.last.next(answer(9, models=6))
+    text = canonical({"events": [to_json(one) for one in answer(9, models=6)]})
+    last = Record.after(found.last, text)
     _forged(path, last, replace(found, last=last).totals)
     with pytest.raises(LedgerCorruptError, match="record 5 cannot be charged: num_models must be"):
         read_ledger(path)

@@ -14,11 +14,11 @@ from processes import ended, forked, status_of
 
 from adapmixed.cli import main
 from adapmixed.privacy import Accountant, BoundedRangeAnswer, ClippedAnswer, IndividualCharge
-from adapmixed.privacy import register as registers
+from adapmixed.privacy import ledger as registers
 from adapmixed.privacy.events import Caveat, Event, PublicAnswer, RenyiBound
 from adapmixed.privacy.guarantee import format_epsilon
+from adapmixed.privacy.ledger import entered, register_of, together
 from adapmixed.privacy.planner import recommended
-from adapmixed.privacy.register import entered, register_of, together
 
 POOL = BoundedRangeAnswer(2.0, -0.25, 1.0, 64, 1, 500)
 OTHER = BoundedRangeAnswer(1.0, -0.5, 0.5, 64, 1, 900)

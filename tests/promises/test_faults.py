@@ -81,7 +81,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
     ("adapmixed.privacy.conversions:gdp_to_dp", "an epsilon of Gaussian DP is rounded down",
      changed(lambda epsilon: epsilon * (1 - 1e-9)),
      "privacy/test_conversions.py::test_epsilon_of_gaussian_dp_keeps_delta_and_little_less_does_not"),
-    ("adapmixed.privacy.account:ShardBudget.for_epsilon", "a budget for an epsilon is rounded up",
+    ("adapmixed.privacy.composition:ShardBudget.for_epsilon", "a budget is rounded up",
      lambda original: classmethod(lambda cls, *given: larger(original.__func__(cls, *given))),
      "privacy/test_account.py::test_a_budget_is_the_largest_for_its_epsilon"),
     ("adapmixed.mechanisms.pmixed:PMixED.per_query", "PMixED leaves no room for rounding",
@@ -126,10 +126,10 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
      "serving/test_engines.py::test_a_step_draws_what_is_charged_and_nothing_else"
      "[a row is not answered-adapmixed]"),
     # No member and no plan is charged beyond its budget.
-    ("adapmixed.privacy.account:Account.admit", "a member contributes after its budget is spent",
+    ("adapmixed.privacy.accountant:Account.admit", "a member contributes after its budget is spent",
      changed(lambda active: active | True),
      "mechanisms/test_constant_models.py::test_members_are_admitted_position_after_position"),
-    ("adapmixed.privacy.account:Account._check_plan", "a plan of T queries answers more",
+    ("adapmixed.privacy.accountant:Account._check_plan", "a plan of T queries answers more",
      NOTHING,
      "privacy/test_account.py"
      "::test_the_first_answer_charges_the_whole_plan_which_is_not_exceeded[bound]"),

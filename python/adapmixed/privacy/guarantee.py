@@ -14,15 +14,16 @@ sums are rounded up.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context, Decimal
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.limits import check_number, check_question
-from adapmixed.privacy.account import Account
+from adapmixed.limits import check_number, check_queries, check_question
 from adapmixed.privacy.composition import (
     adaptive_epsilon,
     bounded_range_epsilon,
@@ -48,6 +49,9 @@ from adapmixed.privacy.events import (
     PublicAnswer,
     RenyiBound,
 )
+
+if TYPE_CHECKING:
+    from adapmixed.privacy.accountant import Account
 
 _NEIGHBOURS = {
     "zero_out": "{removed} and its member answers the public distribution (zero-out)",
@@ -452,3 +456,55 @@ def _covered(account: Account) -> int | None:
     priced = [event for event in account.counts if event.method]
     plans = {getattr(event, "budget", None) for event in priced}
     return plans.pop() if len(plans) == 1 else None
+
+
+def sum_of(accounts: Sequence[Account], lost: Sequence[Guarantee]) -> tuple[Guarantee, str]:
+    """Return the guarantee of all charges of several accounts, and words about it.
+
+    They are composed if that is proved, else added. Of lost accounts the guarantee alone is known.
+    """
+    nothing = Guarantee(None, 1.0, "none")
+    if any(one.kind not in ("fixed", "public") for one in accounts):
+        return nothing, "no ε, as a ledger has none that is fixed in advance."
+    if any(one.epsilon is None for one in lost):  # ε of replace-one covers zero-out, too
+        return nothing, "no sum, until a ledger is back whose ε the register does not have."
+    asked = {one.settings.adjacency for one in accounts} | {str(one.adjacency) for one in lost}
+    way = asked.pop() if len(asked) == 1 else "zero_out"
+    found = [*(guarantee_of(one, adjacency=way) for one in accounts), *lost]
+    epsilons, how = [one.epsilon or 0.0 for one in found], "their ε and δ added; "
+    epsilon, delta = math.fsum(epsilons), float(sum(Decimal(repr(one.delta)) for one in found))
+    if delta >= 1:
+        return nothing, "no ε, as the δ of all ledgers add up to 1 or more."
+    if math.isfinite(epsilon) and math.fsum([*epsilons, -epsilon]) > 0:  # it was rounded down
+        epsilon = math.nextafter(epsilon, math.inf)
+    composed = None if lost else _composed(accounts, way)
+    if composed is not None and composed < epsilon:
+        epsilon, delta, how = composed, accounts[0].settings.delta, "all answers composed; "
+    exact = bool(lost) or any(one.method == "renyi" for one in found)
+    how = how * (len(found) > 1) + "for tokens drawn from the exact mixture; " * exact
+    said = f"ε = {format_epsilon(epsilon)} at δ = {delta!r} ({how}{way.replace('_', '-')})."
+    units = {one.unit for one in found}
+    unit = units.pop() if len(units) == 1 else "shard"
+    return Guarantee(epsilon, delta, "fixed", way, unit=unit), said
+
+
+def _composed(accounts: Sequence[Account], way: str) -> float | None:
+    """Return ε of all answers as those of one account; None if they have no joint total."""
+    settings = {replace(one.settings, adjacency=way) for one in accounts}
+    if len(settings) != 1 or any(one.settings.epsilon is not None for one in accounts):
+        return None
+    joint, queries = replace(accounts[0], settings=settings.pop(), counts={}), Counter[Any]()
+    charged: list[tuple[Any, int]] = [item for one in accounts for item in one.charged.items()]
+    for event, count in charged:
+        if hasattr(event, "budget"):  # the plans' numbers add up
+            event = replace(event, budget=1 if isinstance(event, ClippedAnswer) else None)
+        queries[event] += count if event.method else 0
+    try:
+        for event, count in queries.items():
+            whole = {"budget": count} if isinstance(event, ClippedAnswer) else {}
+            if event.method:
+                event = replace(event, queries=check_queries(count, least=0), **whole)
+                joint = joint.added([event])
+    except ValueError:  # of several mechanisms, boxes, orders or N, or too many
+        return None
+    return fixed_epsilon(joint, joint.settings.delta)

@@ -1,4 +1,4 @@
-"""The ledger: every charge is on the device before its answer is released.
+"""The ledger: every charge is on the device before its answer is released. And their register.
 
 docs/how-to/keep-a-ledger.md states the promises and their limits; docs/reference/file-formats.md
 shows the file. It is a SQLite database in WAL mode with one table of records, each with a hash over
@@ -11,22 +11,28 @@ settings, every other one the events of one charge. A charge takes three steps:
 
 If the process is killed during step 2, the charge may be missing, but nothing was released. If it
 is killed later, the charge is counted, released or not.
+
+The register of all ledgers of one ensemble, `ledgers.json`, lies in the private folder next to the
+ensemble, `<folder>.private`. A ledger is entered before its first charge, with the ε that it
+promises, so that it counts in full if it is lost. docs/concepts/guarantees.md says how they add up.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import math
 import os
 import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from adapmixed.errors import (
@@ -38,17 +44,19 @@ from adapmixed.errors import (
     LedgerWriteError,
 )
 from adapmixed.files import remove_leftovers, sole_writer, temporary_folder, write_file
-from adapmixed.privacy.account import Account, Settings
 from adapmixed.privacy.events import (
+    READERS,
     Event,
     canonical,
     check_keys,
     exactly,
-    from_json,
     read_event,
     to_json,
 )
-from adapmixed.privacy.guarantee import Guarantee, guarantee_of
+from adapmixed.privacy.guarantee import Guarantee, guarantee_of, sum_of
+
+if TYPE_CHECKING:
+    from adapmixed.privacy.accountant import Account
 
 T = TypeVar("T")
 
@@ -118,10 +126,6 @@ class Record:
         sequence, previous = (0, b"") if before is None else (before.sequence + 1, before.hash)
         digest = _hash("record", previous, b"%d" % sequence, written.encode())
         return Record(sequence, written, digest)
-
-    def next(self, events: Sequence[Event]) -> Record:
-        """Return the record of events that follows this one."""
-        return Record.after(self, canonical({"events": [to_json(event) for event in events]}))
 
     def check_after(self, before: Record | None) -> None:
         """Raise LedgerCorruptError unless this is the record after another one, or the first."""
@@ -220,7 +224,7 @@ class Ledger:
 
     Args:
         path: path of the database on a local file system. A lock file lies next to it meanwhile.
-        settings: settings that the ledger must have.
+        empty: an account without charges, whose settings the ledger must have.
         create: if False, raise LedgerWriteError if there is no ledger.
 
     Raises:
@@ -232,31 +236,26 @@ class Ledger:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], settings: Settings, *, create: bool = True
+        self, path: str | os.PathLike[str], empty: Account, *, create: bool = True
     ) -> None:
         self.path = place = os.path.realpath(path)
         self._lock = ExitStack()
         self._connection: sqlite3.Connection | None = None
         self._unusable: str | None = None
         try:
-            _check_file(place, missing=create)
             self._lock.enter_context(sole_writer(place))
-            if not os.path.lexists(place):
-                _create(place, settings)
-            if os.stat(place).st_nlink > 1:
-                raise LedgerWriteError(
-                    f"{place} must have one name: by another, it has two writers"
-                )
+            if create and not os.path.lexists(place):
+                _create(place, empty)
+            if not os.path.isfile(place) or os.stat(place).st_nlink > 1:
+                raise LedgerWriteError(f"{place} must be a file with one name alone")
             with translated(place):
                 self._connection = connected(place)
                 self._opened = os.stat(place)
                 self.reading = _end(self._connection, place)
-            kept = self.reading.account.settings
-            for name, value in vars(settings).items():
-                if value != getattr(kept, name):
+            for name, kept in vars(self.reading.account.settings).items():
+                if (value := getattr(empty.settings, name)) != kept:
                     raise LedgerMismatchError(
-                        f"{name} must be what the ledger was created with, "
-                        f"{getattr(kept, name)!r}, got {value!r}"
+                        f"{name} must be what the ledger was created with, {kept!r}, got {value!r}"
                     )
         except BlockingIOError:
             raise LedgerBusyError(
@@ -289,7 +288,8 @@ class Ledger:
         now = self.reading
         try:
             self._check_in_place()
-            self._write(Reading(self.path, now.first, now.last.next(events), account))
+            text = canonical({"events": [to_json(event) for event in events]})
+            self._write(replace(now, last=Record.after(now.last, text), account=account))
         except BaseException as error:
             self._unusable = f"a charge failed ({error or type(error).__name__})"
             raise
@@ -374,7 +374,6 @@ def looked_up(path: str | os.PathLike[str], look: Callable[[sqlite3.Connection],
         LedgerWriteError: the ledger cannot be read.
     """
     place = os.path.realpath(path)
-    _check_file(place)
     for rest in (_at_rest(place), None):
         try:
             immutable = "" if rest is None else "&immutable=1"
@@ -399,8 +398,7 @@ def _read(connection: sqlite3.Connection, place: str, whole: bool) -> Reading:
     if not whole:
         return reading
     rows = connection.execute("SELECT * FROM record WHERE sequence > 0 ORDER BY sequence")
-    settings = from_json(Settings, json.loads(reading.first.text)["settings"])
-    last, account = reading.first, Account(settings)
+    last, account = reading.first, replace(reading.account, counts={}, total=None)
     for record in _chain(rows, last):
         last, events = record, record.events()
         try:
@@ -409,10 +407,12 @@ def _read(connection: sqlite3.Connection, place: str, whole: bool) -> Reading:
             raise LedgerCorruptError(
                 f"record {record.sequence} cannot be charged: {error}"
             ) from error
-    found = Reading(place, reading.first, last, account)
-    if found.totals != reading.totals:
+    settings = json.loads(reading.first.text)["settings"]
+    if replace(reading, last=last, account=account).totals != reading.totals or (
+        settings != to_json(account.settings)
+    ):
         raise LedgerCorruptError(f"{place}: the totals are not what the records give")
-    return found
+    return reading
 
 
 def _end(connection: sqlite3.Connection, place: str) -> Reading:
@@ -435,7 +435,7 @@ def _end(connection: sqlite3.Connection, place: str) -> Reading:
     if digest != _hash("totals", first.hash, last.hash, text.encode()):
         raise LedgerCorruptError(f"{place}: the totals do not fit the first and last record")
     try:
-        return Reading(place, first, last, from_json(Account, json.loads(text)))
+        return Reading(place, first, last, READERS["Account"](json.loads(text)))
     except (ValueError, TypeError, RecursionError) as error:
         raise LedgerCorruptError(f"{place}: the totals could not be read: {error}") from error
 
@@ -465,14 +465,6 @@ def _hash(kind: str, *parts: bytes) -> bytes:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.digest()
-
-
-def _check_file(path: str, *, missing: bool = False) -> None:
-    """Raise LedgerWriteError if a path is a folder or, unless that is allowed, names nothing."""
-    if os.path.isdir(path):
-        raise LedgerWriteError(f"{path} must be the file of a ledger, got a folder")
-    if not missing and not os.path.lexists(path):
-        raise LedgerWriteError(f"{path} must be a ledger, but there is no such file")
 
 
 @contextmanager
@@ -578,11 +570,12 @@ def _at_rest(path: str) -> tuple[int, ...] | None:
                 return None
         found = os.stat(path)
     except OSError as error:
-        raise LedgerWriteError(f"{path} could not be read: {error}") from error
+        reason = str(error.strerror).lower()
+        raise LedgerWriteError(f"{path} must be the file of a ledger: {reason}") from error
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _create(path: str, settings: Settings) -> None:
+def _create(path: str, empty: Account) -> None:
     """Create an empty ledger, which is complete and durable before it gets its name.
 
     Raises:
@@ -592,8 +585,8 @@ def _create(path: str, settings: Settings) -> None:
     if os.path.lexists(f"{path}-wal"):
         raise LedgerCorruptError(f"{path} must exist if {path}-wal does, but there is no such file")
     written = {"format_version": FORMAT_VERSION, "identity": os.urandom(16).hex()}
-    first = Record.after(None, canonical(written | {"settings": to_json(settings)}))
-    totals = Reading(path, first, first, Account(settings)).totals
+    first = Record.after(None, canonical(written | {"settings": to_json(empty.settings)}))
+    totals = Reading(path, first, first, empty).totals
     place = Path(path)
     remove_leftovers(place.parent, place.name)
     folder = temporary_folder(place)
@@ -610,3 +603,133 @@ def _create(path: str, settings: Settings) -> None:
         write_file(place, fresh.read_bytes())
     finally:
         shutil.rmtree(folder)
+
+
+# The register
+
+FILE_NAME, REGISTER_VERSION = "ledgers.json", 2
+_LOG = logging.getLogger(__name__)
+_CONDITION = (
+    "This is fixed only if the number of ledgers, and the ε, δ and plan (settings and number of "
+    "queries) of each, were chosen without the answers."
+)
+
+
+class Entry(NamedTuple):
+    """A ledger as it was promised; ε is None without a limit, or without a private answer."""
+
+    path: str
+    adjacency: str
+    epsilon: float | None
+    delta: float
+
+
+def register_of(ensemble: str | os.PathLike[str]) -> Path:
+    """Return the path of an ensemble's register."""
+    folder = Path(os.path.realpath(ensemble))
+    return folder.with_name(f"{folder.name}.private") / FILE_NAME
+
+
+def entered(register: Path) -> dict[str, Entry]:
+    """Return the entry of each ledger by its identity, in the order of their first use.
+
+    Raises:
+        ValueError: the file is not a register of this format.
+        OSError: the file cannot be read. Without a file there are no ledgers.
+    """
+    if not register.exists():
+        return {}
+    try:
+        written = json.loads(register.read_text(encoding="utf-8"))
+        if written["format_version"] != REGISTER_VERSION:
+            raise ValueError(f"format_version must be {REGISTER_VERSION}")
+        return {str(identity): Entry(**one) for identity, one in written["ledgers"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{register} must be a register of ledgers: {error!r}") from error
+
+
+def enter(ensemble: str | os.PathLike[str], reading: Reading) -> None:
+    """Enter a ledger at its path, with the charge to come, into an ensemble's register.
+
+    The log announces a further ledger. It also says if the register cannot be written; answers
+    then go on without it.
+    """
+    register, path, identity = register_of(ensemble), reading.path, reading.identity
+    settings, promised = reading.account.settings, None
+    if reading.account.kind == "fixed":
+        stated = reading.guarantee
+        promised = stated.epsilon if stated.limited and stated.epsilon != math.inf else None
+    entry = Entry(path, settings.adjacency, promised, settings.delta)
+    try:
+        if entered(register).get(identity) == entry:
+            return
+        register.parent.mkdir(mode=0o700, exist_ok=True)
+        with sole_writer(register, wait=True):
+            remove_leftovers(register.parent, FILE_NAME)
+            ledgers = entered(register) | {identity: entry}
+            listed = {one: found._asdict() for one, found in ledgers.items()}
+            text = json.dumps({"format_version": REGISTER_VERSION, "ledgers": listed}, indent=1)
+            write_file(register, f"{text}\n".encode())
+    except (OSError, ValueError) as error:
+        _LOG.warning("%s is in no register, so nothing adds its cost to others: %s", path, error)
+        return
+    if len(ledgers) > 1:
+        words = "%s is one of %d ledgers of this ensemble's periods, whose costs add up: see '%s'"
+        _LOG.warning(words, path, len(ledgers), "adapmixed ledger show --all")
+
+
+class Together(NamedTuple):
+    """The ledgers of one ensemble, and what they cost together so far.
+
+    Attributes:
+        readings: the ledgers that are there.
+        ledgers: number of all ledgers.
+        stated: all charges; "none" if a ledger has no ε that is fixed in advance. If neighbours of
+            the ledgers differ, these are zero-out; if units differ or are not known, it is a shard.
+        words: the sum as sentences; "" if no ledger was ever entered.
+    """
+
+    readings: list[Reading]
+    ledgers: int
+    stated: Guarantee
+    words: str
+
+
+def together(ensemble: str | os.PathLike[str], known: Reading | None = None) -> Together:
+    """Read all ledgers of an ensemble, and add up their costs.
+
+    A ledger that is lost, moved or damaged counts in full, as the register has it.
+
+    Args:
+        ensemble: the ensemble's folder.
+        known: a ledger that was read already, wherever it lies.
+
+    Raises:
+        ValueError, OSError: the register cannot be read.
+    """
+    found = [] if known is None else [known]
+    lost, reasons = list[Guarantee](), list[str]()
+    for identity, entry in entered(register_of(ensemble)).items():
+        if known is not None and known.identity == identity:
+            continue
+        why = "lost or moved"
+        try:
+            reading = read_ledger(entry.path, whole=False)
+            if reading.identity == identity:
+                found.append(reading)
+                continue
+        except LedgerError as error:
+            why = "damaged" if isinstance(error, LedgerCorruptError) else why
+        lost.append(Guarantee(entry.epsilon, entry.delta, "fixed", entry.adjacency))
+        reasons.append(f"{entry.path} ({why})")
+    stated, said = sum_of([one.account for one in found], lost)
+    count, full = len(found) + len(lost), "" if stated.epsilon is None else ", counted in full"
+    whose = f"All {count} ledgers" if count > 1 else "The only ledger in the register"
+    words = [f"{whose} of this ensemble's periods{' together' * (count > 1)}, so far: {said}"]
+    words += [f"Not there{full}, caveats unknown: {', '.join(reasons)}."] if lost else []
+    if stated.epsilon is not None:
+        words += [] if count == 1 and all(one.guarantee.limited for one in found) else [_CONDITION]
+        words += [stated.inside()] if count > 1 and stated.adjacency == "zero_out" else []
+        each = [warning for one in found for warning in one.guarantee.warnings]
+        words += dict.fromkeys([*stated.warnings, *each])
+    return Together(found, count, stated, " ".join(words) if count else "")
