@@ -307,7 +307,8 @@ def test_what_cannot_keep_a_ledger_gets_no_files(
         patched.setattr(fcntl, "flock", refused)
         with pytest.raises(ValueError, match=f"{path} must lie on a file system with locks"):
             Accountant(DELTA, path=path)
-    monkeypatch.setattr(ledgers, "_DURABLE", {"synchronous": 9})
-    with pytest.raises(LedgerWriteError, match="refuses synchronous = 9"):
-        Accountant(DELTA, path=path)
+    for setting in ({"synchronous": 9}, {"journal_mode": "none"}):
+        monkeypatch.setattr(ledgers, "_DURABLE", setting)
+        with pytest.raises(LedgerWriteError, match="must lie on a local file system: .* refuses"):
+            Accountant(DELTA, path=path)
     assert not list(path.parent.iterdir())

@@ -95,15 +95,7 @@ for _table, _act in (("record", "UPDATE"), ("record", "DELETE"), ("totals", "DEL
         "BEGIN SELECT RAISE(ABORT, 'a ledger is only ever added to'); END"
     )
 
-_DURABLE = {"synchronous": 2, "fullfsync": 1, "checkpoint_fullfsync": 1}
-_DEVICE = {
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_PERM,
-}
-_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_DURABLE = {"journal_mode": "wal", "synchronous": 2, "fullfsync": 1, "checkpoint_fullfsync": 1}
 
 
 @dataclass(frozen=True)
@@ -469,21 +461,18 @@ def _hash(kind: str, *parts: bytes) -> bytes:
 
 @contextmanager
 def translated(path: str) -> Iterator[None]:
-    """Turn errors of SQLite into LedgerErrors.
-
-    An error that neither a lock nor the device explains counts as corruption.
-    """
+    """Turn errors of SQLite into LedgerErrors: of a lock, of the device, or of the content."""
     try:
         yield
     except UnicodeDecodeError as error:
         raise LedgerCorruptError(f"{path} is not an intact ledger: {error}") from error
     except sqlite3.Error as error:
         primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-        if primary in _BUSY:  # SQLite says so after ENOLCK, too
+        if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):  # also after ENOLCK
             raise LedgerBusyError(
                 f"{path} is locked by another program, or its file system has no locks: {error}"
             ) from error
-        if primary not in _DEVICE:
+        if primary == sqlite3.SQLITE_ERROR or not isinstance(error, sqlite3.OperationalError):
             raise LedgerCorruptError(
                 f"{path} is not an intact ledger: {error}; if it was one, count it as spent in full"
             ) from error
@@ -543,16 +532,12 @@ def _check_database(connection: sqlite3.Connection, path: str) -> None:
 
 def _make_durable(connection: sqlite3.Connection, path: str) -> None:
     """Have every commit wait for the device, and raise LedgerWriteError if that cannot be."""
-    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-    if mode != "wal":
-        raise LedgerWriteError(
-            f"{path} must lie on a local file system that supports SQLite's WAL mode, got "
-            f"journal mode {mode!r}"
-        )
     for setting, value in _DURABLE.items():
-        connection.execute(f"PRAGMA {setting} = {value}")
+        connection.execute(f"PRAGMA {setting} = {value}").fetchone()
         if connection.execute(f"PRAGMA {setting}").fetchone() != (value,):
-            raise LedgerWriteError(f"{path}: SQLite refuses {setting} = {value}")
+            raise LedgerWriteError(
+                f"{path} must lie on a local file system: SQLite refuses {setting} = {value}"
+            )
     # A write that is rolled back, so that a read-only file raises here.
     connection.execute("BEGIN IMMEDIATE")
     connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
