@@ -7,7 +7,6 @@ from decimal import ROUND_CEILING, Context, Decimal
 import mpmath
 import numpy as np
 import pytest
-from dp_accounting.pld import privacy_loss_distribution
 from privacy_cases import DELTA, grid_delta, hockey_stick
 
 from adapmixed.limits import QUESTIONS
@@ -112,37 +111,6 @@ def test_infinite_ratios():
         beyond = -math.expm1(queries * math.log1p(-0.1))
         assert composed_epsilon(part, queries, beyond * (1 - 1e-6)) == math.inf
         assert composed_epsilon(part, queries, min(0.99, 1.01 * beyond), points=2**12) < math.inf
-
-
-@both_ways
-@pytest.mark.parametrize("lower, upper", [(0.7788, 1.284), (0.6, 7.0), (0.05, 1.1)])
-@pytest.mark.parametrize("num_models", [1, 2, 20, 500])
-@pytest.mark.parametrize("queries", [1, 7, 100])
-@pytest.mark.slow
-def test_between_the_two_roundings_of_dp_accounting(queries, num_models, lower, upper, adjacency):
-    """Rounding every loss up and down at a fine interval encloses the true value."""
-    pair = clipped_mixing_pair(lower, upper, num_models, adjacency)
-    # Then one rounding of all losses moves the composed loss by a 25th of its deviation.
-    interval = _interval(pair, queries, 500 * queries)
-    logs = [
-        {atom: math.log(mass) for atom, mass in enumerate(masses) if mass > 0}
-        for masses in (pair.q, pair.p)
-    ]
-    below, above = (
-        privacy_loss_distribution.from_two_probability_mass_functions(
-            *logs,
-            pessimistic_estimate=way,
-            value_discretization_interval=interval,
-            symmetric=False,
-        ).self_compose(queries)
-        for way in (False, True)
-    )
-    for delta in (1e-2, 1e-5, 1e-8):
-        found = composed_epsilon(pair, queries, delta, points=2**15)
-        least, most = (one.get_epsilon_for_delta(delta) for one in (below, above))
-        allowed = queries * 2.0**-47 + most * 2.0**-39  # for the rounding of the masses
-        assert least <= found * (1 + 1e-12) and found <= most + allowed
-        assert most - least <= 3 * queries * interval
 
 
 def test_costs_rise_with_everything_that_costs():

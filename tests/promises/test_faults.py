@@ -71,10 +71,10 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
     # Costs are rounded up, settings down, and draws are exact.
     ("adapmixed.privacy.conversions:add_up", "sums are rounded to nearest",
      instead(lambda a, b: a + b),
-     "privacy/test_rounding.py::test_a_sum_is_never_below_the_exact_one"),
+     "privacy/test_conversions.py::test_a_sum_is_never_below_the_exact_one"),
     ("adapmixed.privacy.conversions:add_up", "sums of losses are rounded to nearest",
      instead(lambda total, losses: total + losses),
-     "privacy/test_account.py::test_totals_are_upper_bounds_of_the_losses"),
+     "privacy/test_accountant.py::test_totals_are_upper_bounds_of_the_losses"),
     ("adapmixed.privacy.guarantee:format_epsilon", "an epsilon is shown rounded to nearest",
      instead(lambda epsilon: f"{epsilon:.4g}"),
      "privacy/test_guarantee.py::test_displayed_epsilon_is_rounded_up"),
@@ -83,7 +83,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
      "privacy/test_conversions.py::test_epsilon_of_gaussian_dp_keeps_delta_and_little_less_does_not"),
     ("adapmixed.privacy.composition:ShardBudget.for_epsilon", "a budget is rounded up",
      lambda original: classmethod(lambda cls, *given: larger(original.__func__(cls, *given))),
-     "privacy/test_account.py::test_a_budget_is_the_largest_for_its_epsilon"),
+     "privacy/test_accountant.py::test_a_budget_is_the_largest_for_its_epsilon"),
     ("adapmixed.mechanisms.pmixed:PMixED.per_query", "PMixED leaves no room for rounding",
      lambda original: property(lambda self: original.fget(self) * (1 + 1e-9)),
      "mechanisms/test_pmixed.py::test_no_rounding_exceeds_the_configured_epsilon"),
@@ -97,10 +97,10 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
     # Costs are those of the theorems.
     ("adapmixed.privacy.guarantee:_conversions", "every order gets the whole delta",
      lambda original: lambda orders, delta: original(orders, delta * len(orders)),
-     "privacy/test_account.py::test_several_orders_split_delta"),
+     "privacy/test_accountant.py::test_several_orders_split_delta"),
     ("adapmixed.privacy.costs:screening_rho", "a screening is free",
      changed(lambda _: 0.0),
-     "privacy/test_account.py::test_table_2b"),
+     "privacy/test_accountant.py::test_table_2b"),
     # A charge comes before its release, once, and is on the device.
     ("adapmixed.privacy.accountant:Accountant.charge", "answers are free",
      instead(lambda self, ticket: ticket.charge(lambda events, charges: None)),
@@ -131,7 +131,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
      "mechanisms/test_constant_models.py::test_members_are_admitted_position_after_position"),
     ("adapmixed.privacy.accountant:Account._check_plan", "a plan of T queries answers more",
      NOTHING,
-     "privacy/test_account.py"
+     "privacy/test_accountant.py"
      "::test_the_first_answer_charges_the_whole_plan_which_is_not_exceeded[bound]"),
     ("adapmixed.privacy.accountant:Accountant.check_left", "a generation ignores what others spent",
      NOTHING,
