@@ -176,11 +176,11 @@ def test_records_and_totals_with_fitting_hashes_must_give_each_other(
     text = canonical({"events": [to_json(one) for one in answer(9, models=6)]})
     last = Record.after(found.last, text)
     _forged(path, last, replace(found, last=last).totals)
-    with pytest.raises(LedgerCorruptError, match="record 5 cannot be charged: num_models must be"):
+    with pytest.raises(LedgerCorruptError, match="is not an intact ledger: num_models must be"):
         read_ledger(path)
     text = '{"settings":{}}'
     _forged(path, last, (text, _hash("totals", found.first.hash, last.hash, text.encode())))
-    with pytest.raises(LedgerCorruptError, match="the totals could not be read"):
+    with pytest.raises(LedgerCorruptError, match="is not an intact ledger: Account must have"):
         Accountant(DELTA, path=path)
 
 
@@ -190,7 +190,7 @@ def test_records_and_totals_with_fitting_hashes_must_give_each_other(
      '{"events":[{"event":"Gift","queries":1}]}'],
 )  # fmt: skip
 def test_a_record_is_a_list_of_events(text: str) -> None:
-    with pytest.raises(LedgerCorruptError, match="record 7 could not be read"):
+    with pytest.raises((ValueError, TypeError), match="must"):
         Record(7, text, bytes(32)).events()
 
 

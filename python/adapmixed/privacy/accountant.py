@@ -212,7 +212,7 @@ class Account:
                 "events must be IndividualCharge under a budget of every shard, got "
                 f"{type(event).__name__}: its cost is not one member's own"
             )
-        for known in self.counts:
+        for known in (one for one in self.counts if one.method):
             for name in ("method", "num_models", "orders", "adjacency"):
                 was, now = getattr(known, name, None), getattr(event, name, None)
                 if None not in (was, now) and was != now:
@@ -382,10 +382,10 @@ class Accountant:
         return self._check_budget("limit").amount
 
     def _check_budget(self, name: str) -> ShardBudget:
-        if self.epsilon is None:
-            raise ValueError(f"{name} needs an accountant with epsilon=: no shard has a budget")
         if self._account.budget is None:
-            raise ValueError(f"{name} needs a first charge: the mechanism is not known yet")
+            raise ValueError(
+                f"{name} needs an accountant with epsilon=, bound to a mechanism by a first charge"
+            )
         return self._account.budget
 
     def bind(

@@ -29,7 +29,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.privacy.conversions import gdp_to_dp, rdp_to_dp, times_up, up, zcdp_to_dp
+from adapmixed.privacy.conversions import (
+    gdp_to_dp,
+    least,
+    rdp_to_dp,
+    times_up,
+    up,
+    zcdp_to_dp,
+)
 from adapmixed.privacy.costs import (
     DominatingPair,
     accounted_box,
@@ -473,12 +480,11 @@ class ShardBudget:
                 f"epsilon must be > {stated(0.0)!r}, the cost of the conversion at order {order!r} "
                 f"and delta {delta!r}, got {epsilon!r}: a larger order costs less"
             )
-        low, high = 0.0, 1.0
+        high = 1.0
         while stated(high) <= epsilon:
-            low, high = high, 2 * high
-        while (middle := (low + high) / 2) not in (low, high):
-            low, high = (middle, high) if stated(middle) <= epsilon else (low, middle)
-        return cls(low, order, largest)
+            high *= 2
+        above = least(lambda amount: stated(amount) > epsilon, high)
+        return cls(math.nextafter(above, 0.0), order, largest)
 
     def epsilon(self, delta: float, adjacency: str = "zero_out") -> float:
         """Return ε at δ for any number of tokens, rounded up.

@@ -131,15 +131,10 @@ class Record:
         """Return the events of a record after the first.
 
         Raises:
-            LedgerCorruptError: a part is missing or unknown, or a field has another type.
+            ValueError, TypeError: a part is missing or unknown, or a field has another type.
         """
-        try:
-            written = check_keys("record", json.loads(self.text), {"events"})
-            return [read_event(one) for one in exactly(list, written["events"])]
-        except (ValueError, TypeError, RecursionError) as error:
-            raise LedgerCorruptError(
-                f"record {self.sequence} could not be read: {error}"
-            ) from error
+        written = check_keys("record", json.loads(self.text), {"events"})
+        return [read_event(one) for one in exactly(list, written["events"])]
 
 
 @dataclass(frozen=True)
@@ -392,13 +387,7 @@ def _read(connection: sqlite3.Connection, place: str, whole: bool) -> Reading:
     rows = connection.execute("SELECT * FROM record WHERE sequence > 0 ORDER BY sequence")
     last, account = reading.first, replace(reading.account, counts={}, total=None)
     for record in _chain(rows, last):
-        last, events = record, record.events()
-        try:
-            account = account.added(events)
-        except ValueError as error:
-            raise LedgerCorruptError(
-                f"record {record.sequence} cannot be charged: {error}"
-            ) from error
+        last, account = record, account.added(record.events())
     settings = json.loads(reading.first.text)["settings"]
     if replace(reading, last=last, account=account).totals != reading.totals or (
         settings != to_json(account.settings)
@@ -426,10 +415,7 @@ def _end(connection: sqlite3.Connection, place: str) -> Reading:
     ((text, digest),) = rows
     if digest != _hash("totals", first.hash, last.hash, text.encode()):
         raise LedgerCorruptError(f"{place}: the totals do not fit the first and last record")
-    try:
-        return Reading(place, first, last, READERS["Account"](json.loads(text)))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise LedgerCorruptError(f"{place}: the totals could not be read: {error}") from error
+    return Reading(place, first, last, READERS["Account"](json.loads(text)))
 
 
 def _rows(start: int, end: int, connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
@@ -461,10 +447,12 @@ def _hash(kind: str, *parts: bytes) -> bytes:
 
 @contextmanager
 def translated(path: str) -> Iterator[None]:
-    """Turn errors of SQLite into LedgerErrors: of a lock, of the device, or of the content."""
+    """Turn errors of SQLite and of what is read into LedgerErrors."""
     try:
         yield
-    except UnicodeDecodeError as error:
+    except LedgerError:
+        raise
+    except (ValueError, TypeError, RecursionError) as error:  # the content
         raise LedgerCorruptError(f"{path} is not an intact ledger: {error}") from error
     except sqlite3.Error as error:
         primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF

@@ -198,8 +198,7 @@ def _log_pool(
     target: float, delta: float, models: int, queries: int, adjacency: str, scale: float
 ) -> Plan:
     def stated(width: float, count: int = queries) -> float:
-        span = answer_range(scale, 0.0, width, models, adjacency)
-        return bounded_range_epsilon(span, count, delta)
+        return epsilon_of(delta, models, count, adjacency, lower=0.0, upper=width, scale=scale)
 
     widest = min(_WIDEST, MOST_DEPTH / scale * (1 - 2.0**-50))
     span = _largest_range(target, delta, queries) / (2 if adjacency == "replace_one" else 1)
