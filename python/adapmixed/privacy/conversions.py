@@ -171,24 +171,42 @@ def replace_one_epsilon(order: float, spent: float, delta: float) -> float:
     It is 2 ε₁. Here ε₁ ≥ 0 is the least ε with spent + c_α(δ/(1 + e^ε)) <= ε. The proof is in
     docs/concepts/guarantees.md, "From an emptied shard to any change inside it".
 
-    The difference of the two sides falls for α >= 2. For smaller orders there is no such ε.
+    The difference of the two sides is convex in ε, so Newton's steps from 0 rise to its first zero
+    and never pass it. Their end is then moved up until float64 arithmetic, rounded up, confirms the
+    inequality.
 
     Args:
         order: Rényi order α > 1, finite.
         spent: Rényi cost of one zero-out step at that order; +inf allowed.
-        delta: δ in [1e-15, 0.1].
+        delta: δ in (0, 1).
 
     Returns:
-        2 ε₁, or +inf if no ε₁ <= 700 is confirmed.
+        2 ε₁, or +inf if no ε₁ <= 700 is confirmed. For α < 2 there may be none at all.
     """
-
-    def holds(once: float) -> bool:
+    once = 0.0
+    for _ in range(200):
         share = emptied_share(once, delta)
-        return share > 0 and rdp_to_dp(order, spent, share) <= once
-
-    if holds(0.0):
-        return 0.0
-    return 2 * least(holds, _LARGEST) if holds(_LARGEST) else math.inf
+        if share == 0:
+            return math.inf
+        above = spent + c_alpha(order, share) - once
+        # The slope of the difference, negated: c_α(δ/(1 + e^ε)) rises by logistic(ε)/(α-1).
+        fall = 1 - 1 / ((1 + math.exp(-once)) * (order - 1))
+        if not above > 0:
+            break
+        if not fall > 0:
+            return math.inf
+        if (following := once + above / fall) == once:
+            break
+        once = following
+    step = math.ulp(once)
+    for _ in range(40):
+        share = emptied_share(once, delta)
+        if share == 0:
+            break
+        if rdp_to_dp(order, spent, share) <= once:
+            return 2 * once
+        once, step = once + step, 2 * step
+    return math.inf
 
 
 @lru_cache(maxsize=1024)
