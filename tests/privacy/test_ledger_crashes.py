@@ -34,7 +34,7 @@ from adapmixed.errors import (
 )
 from adapmixed.privacy import Accountant, PublicAnswer, read_ledger
 from adapmixed.privacy import ledger as ledgers
-from adapmixed.privacy.ledger import Ledger, Record
+from adapmixed.privacy.ledger import Record
 from adapmixed.serving.admission import read_usage
 
 
@@ -174,7 +174,7 @@ def test_a_ticket_whose_charge_failed_can_never_be_released(
         ledger.charge(offer(answer(0)))
         failed, late = offer(answer(1)), offer(answer(2))
         with monkeypatch.context() as patched:
-            patched.setattr(Ledger, "_write", Mock(side_effect=OSError(errno.ENOSPC, "full")))
+            patched.setattr(ledgers, "translated", Mock(side_effect=OSError(errno.ENOSPC, "full")))
             with pytest.raises(OSError):
                 ledger.charge(failed)
         with pytest.raises(LedgerClosedError, match="a charge failed"):

@@ -173,6 +173,11 @@ def test_records_and_totals_with_fitting_hashes_must_give_each_other(
         assert ledger.queries < found.account.queries
     with pytest.raises(LedgerCorruptError, match="the totals are not what the records give"):
         read_ledger(path)
+    others = replace(found.account, settings=replace(found.account.settings, delta=1e-6))
+    _forged(path, found.last, replace(found, account=others).totals)
+    for look in (read_ledger, lambda path: Accountant(1e-6, path=path)):
+        with pytest.raises(LedgerCorruptError, match="do not have the settings of record 0"):
+            look(path)
     text = canonical({"events": [to_json(one) for one in answer(9, models=6)]})
     last = Record.after(found.last, text)
     _forged(path, last, replace(found, last=last).totals)

@@ -115,7 +115,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
     ("adapmixed.privacy.accountant:Accountant._check_usable", "a forked child spends",
      NOTHING,
      "privacy/test_accountant.py::test_a_forked_child_spends_nothing"),
-    ("adapmixed.privacy.ledger:Ledger._write", "a ledger does not write its charges",
+    ("adapmixed.privacy.ledger:Ledger.append", "a ledger does not write its charges",
      NOTHING,
      "privacy/test_ledger.py::test_a_record_is_flushed_before_the_release"),
     ("adapmixed.privacy.ledger:Record.check_after", "a record's hash is not compared",

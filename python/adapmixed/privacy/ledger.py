@@ -265,47 +265,34 @@ class Ledger:
             account: the account with them.
 
         Raises:
-            LedgerClosedError: the ledger is closed, a charge failed before, or the file was
-                replaced.
+            LedgerClosedError: the ledger is closed, a charge failed before, the file was replaced,
+                or another writer charged it.
             LedgerBusyError: another program has locked the file.
             LedgerWriteError: the file cannot be written.
         """
         if self._unusable is not None:
             raise LedgerClosedError(f"{self.path} must be opened again: {self._unusable}")
-        now = self.reading
+        connection, now = self._connection, self.reading
+        assert connection is not None  # it is usable
+        text = canonical({"events": [to_json(event) for event in events]})
+        reading = replace(now, last=Record.after(now.last, text), account=account)
         try:
             self._check_in_place()
-            text = canonical({"events": [to_json(event) for event in events]})
-            self._write(replace(now, last=Record.after(now.last, text), account=account))
-        except BaseException as error:
-            self._unusable = f"a charge failed ({error or type(error).__name__})"
-            raise
-
-    def _write(self, reading: Reading) -> None:
-        """Add the last record of a reading and replace the totals, both or none, and take it over.
-
-        Raises:
-            LedgerClosedError: the stored totals are not this writer's, so another one charged.
-        """
-        connection = self._connection
-        assert connection is not None  # it is usable
-        with WRITING, translated(self.path):
-            connection.execute("BEGIN IMMEDIATE")
-            try:
+            with WRITING, translated(self.path):
+                connection.execute("BEGIN IMMEDIATE")
                 (stored,) = connection.execute("SELECT hash FROM totals").fetchone()
-                if stored != self.reading.totals[1]:
+                if stored != now.totals[1]:
                     raise LedgerClosedError(f"{self.path} was charged by another writer")
-                connection.execute(
-                    "INSERT INTO record VALUES (?, ?, ?)", tuple(vars(reading.last).values())
-                )
+                values = tuple(vars(reading.last).values())
+                connection.execute("INSERT INTO record VALUES (?, ?, ?)", values)
                 connection.execute("UPDATE totals SET text = ?, hash = ?", reading.totals)
                 connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    with suppress(sqlite3.Error):
-                        connection.execute("ROLLBACK")
-                raise
-        self.reading = reading
+            self.reading = reading
+        except BaseException as error:
+            self._unusable = f"a charge failed ({error or type(error).__name__})"
+            with suppress(sqlite3.Error):
+                connection.rollback()
+            raise
 
     def _check_in_place(self) -> None:
         """Raise LedgerClosedError if the path no longer names the opened database."""
@@ -388,10 +375,7 @@ def _read(connection: sqlite3.Connection, place: str, whole: bool) -> Reading:
     last, account = reading.first, replace(reading.account, counts={}, total=None)
     for record in _chain(rows, last):
         last, account = record, account.added(record.events())
-    settings = json.loads(reading.first.text)["settings"]
-    if replace(reading, last=last, account=account).totals != reading.totals or (
-        settings != to_json(account.settings)
-    ):
+    if replace(reading, last=last, account=account).totals != reading.totals:
         raise LedgerCorruptError(f"{place}: the totals are not what the records give")
     return reading
 
@@ -415,7 +399,10 @@ def _end(connection: sqlite3.Connection, place: str) -> Reading:
     ((text, digest),) = rows
     if digest != _hash("totals", first.hash, last.hash, text.encode()):
         raise LedgerCorruptError(f"{place}: the totals do not fit the first and last record")
-    return Reading(place, first, last, READERS["Account"](json.loads(text)))
+    account = READERS["Account"](json.loads(text))
+    if to_json(account.settings) != json.loads(first.text)["settings"]:
+        raise LedgerCorruptError(f"{place}: the totals do not have the settings of record 0")
+    return Reading(place, first, last, account)
 
 
 def _rows(start: int, end: int, connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
