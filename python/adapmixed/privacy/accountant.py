@@ -198,10 +198,15 @@ class Account:
                 "to which events were added: tickets need an accountant of their own"
             )
         if self.binding not in (None, binding):
+            # A fingerprint is a digest of the private members, so no message shows it.
+            differ = {n for n, v in vars(binding).items() if v != getattr(self.binding, n)}
+            shown = sorted(differ - {"ensemble", "largest"})
+            was, now = ({n: getattr(b, n) for n in shown} for b in (self.binding, binding))
             raise ValueError(
-                f"accountant must be charged for what it is bound to, {self.binding}, got "
-                f"{binding}: another mechanism or ensemble, also one with a member retrained or "
-                "withdrawn, needs an accountant of its own (another --ledger), whose ε and δ add"
+                f"accountant must be charged for what it is bound to, {was}, got "
+                f"{now or 'another ensemble'}: another mechanism or ensemble, also one with a "
+                "member retrained or withdrawn, needs an accountant of its own (another --ledger), "
+                "whose ε and δ add"
             )
 
     def _check_joins(self, event: Event) -> None:

@@ -342,7 +342,7 @@ class Binding:
     num_models: int
     order: float | None
     largest: float | None
-    ensemble: str | None = field(repr=False)  # a digest of the private members
+    ensemble: str | None
     active_tokens: int | None
     unit: str | None = None
 
