@@ -504,7 +504,10 @@ def _real(value: Any) -> float:
 def _array(found: Any) -> NDArray[np.float64]:
     check_keys("array", found, {"shape", "data"})
     values = np.frombuffer(base64.b64decode(found["data"], validate=True), dtype="<f8")
-    return values.astype(np.float64).reshape([exactly(int, one) for one in found["shape"]])
+    shape = [exactly(int, length) for length in found["shape"]]
+    if min(shape, default=0) < 0 or math.prod(shape) != len(values):
+        raise ValueError(f"must hold {shape} numbers, got {len(values)}")
+    return values.astype(np.float64).reshape(shape)
 
 
 READERS: dict[str, Callable[[Any], Any]] = {

@@ -351,9 +351,7 @@ def looked_up(path: str | os.PathLike[str], look: Callable[[sqlite3.Connection],
     for rest in (_at_rest(place), None):
         try:
             immutable = "" if rest is None else "&immutable=1"
-            with translated(place), closing(_connect(place, f"ro{immutable}")) as connection:
-                connection.execute("BEGIN")  # one state, whatever a writer does meanwhile
-                _check_database(connection, place)
+            with translated(place), closing(connected(place, f"ro{immutable}")) as connection:
                 found = look(connection)
         except LedgerError:
             if rest is None or _at_rest(place) == rest:
@@ -454,36 +452,30 @@ def translated(path: str) -> Iterator[None]:
         raise LedgerWriteError(f"{path} could not be read or written: {error}") from error
 
 
-def _connect(path: str, mode: str) -> sqlite3.Connection:
-    """Open an existing database, read-only with mode "ro" or for writing with mode "rw".
+def connected(path: str, mode: str = "rw") -> sqlite3.Connection:
+    """Return a connection to a ledger's database. Use it within `translated`.
 
-    With "ro&immutable=1", no other file is read, made or locked; see :func:`_at_rest`.
-    """
-    connection = sqlite3.connect(
-        f"file:{quote(path)}?mode={mode}",
-        uri=True,
-        timeout=BUSY_SECONDS,
-        isolation_level=None,
-        check_same_thread=False,
-    )
-    connection.execute("PRAGMA trusted_schema = OFF")
-    connection.execute("PRAGMA cell_size_check = ON")
-    return connection
-
-
-def connected(path: str) -> sqlite3.Connection:
-    """Return a connection to write to a ledger's database, whose commits wait for the device.
-
-    Use it within `translated`.
+    Args:
+        path: path of the database.
+        mode: "rw" to write, with commits that wait for the device; "ro" to read one state, whatever
+            a writer does meanwhile. With "ro&immutable=1", no other file is read, made or locked.
 
     Raises:
         LedgerCorruptError: it is no ledger, or has another format.
         LedgerWriteError: the file system or the database cannot be written durably.
     """
-    connection = _connect(path, "rw")
+    address, busy = f"file:{quote(path)}?mode={mode}", BUSY_SECONDS
+    connection = sqlite3.connect(
+        address, uri=True, timeout=busy, isolation_level=None, check_same_thread=False
+    )
     try:
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA cell_size_check = ON")
+        if mode != "rw":
+            connection.execute("BEGIN")
         _check_database(connection, path)
-        _make_durable(connection, path)
+        if mode == "rw":
+            _make_durable(connection, path)
     except BaseException:
         connection.close()
         raise
