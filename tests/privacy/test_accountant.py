@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -55,7 +55,6 @@ from adapmixed.privacy.composition import ShardBudget, clipped_mixing_epsilon
 from adapmixed.privacy.conversions import c_alpha, replace_one_epsilon, zcdp_to_dp
 from adapmixed.privacy.costs import RANGE_ERROR, bounded_range_rho, screening_rho
 from adapmixed.privacy.events import Binding, to_json
-from adapmixed.privacy.guarantee import guarantee_of
 from adapmixed.rng import SecureRandom, SeededRandom
 
 
@@ -165,14 +164,10 @@ def test_kinds():
             if kind in ("public", "fixed"):
                 assert accountant.get_epsilon(DELTA) == epsilon
             else:
-                with pytest.raises(
-                    ValueError, match="epsilon must be that of a fixed total, got o"
-                ):
+                with pytest.raises(ValueError, match="epsilon must be that of a fixed total"):
                     accountant.get_epsilon(DELTA)
             if kind in ("data-dependent, ex-post", "published"):
-                with pytest.raises(
-                    ValueError, match="must be 'zero_out' for a total that is not fi"
-                ):
+                with pytest.raises(ValueError, match="adjacency must be 'zero_out' for a total"):
                     accountant.guarantee("replace_one")
 
 
@@ -238,15 +233,6 @@ def test_mechanisms_do_not_mix_in_any_sequence(first, second):
             accountant.add(FAMILIES[second])
 
 
-@dataclass(frozen=True)
-class Unpriced:
-    """An event whose cost nobody computes."""
-
-    method: ClassVar[str] = "renyi"
-
-    queries: int = 0
-
-
 def test_no_answer_is_free_but_public_ones():
     given = [*FAMILIES.values(), UnprotectedAnswer(1), PublicAnswer(1)]
     free = {Caveat, Binding, IndividualCharge}  # the last needs a budget
@@ -254,9 +240,6 @@ def test_no_answer_is_free_but_public_ones():
     for event in given:
         found = added(event).guarantee()
         assert (found.kind == "public") == (found.epsilon == 0) == isinstance(event, PublicAnswer)
-    account = replace(added(PublicAnswer(1))._account, counts={Unpriced(): 1})
-    with pytest.raises(TypeError, match="Unpriced has no cost here"):
-        guarantee_of(account, DELTA, "zero_out")
 
 
 PLANS = {
@@ -283,9 +266,7 @@ def test_the_first_answer_charges_the_whole_plan_which_is_not_exceeded(name, tmp
     with Accountant(DELTA, path=path) as accountant:
         accountant.add([*[one] * 9, PublicAnswer(3)])
         mixed = accountant.guarantee()
-        assert "Up to 10 answered queries, not counting 3 from public values only, are" in str(
-            mixed
-        )
+        assert "Up to 10 answered queries, not counting 3 from public" in str(mixed)
         assert (mixed.epsilon, mixed.queries, mixed.public_queries) == (first.epsilon, 13, 3)
         charges = accountant.charges
         with pytest.raises(BudgetSpentError, match="queries must stay within the 10 .* got 11"):
@@ -593,11 +574,7 @@ def test_what_raises_writes_nothing(tmp_path: Path) -> None:
         for wrong, kind, words in (
             (proposed(BOX, positions=11), spent, "queries must stay within the 10"),
             (proposed(replace(POOL, queries=2), 3, 3), spent, "queries must stay within the 2"),
-            (
-                proposed(replace(BOX, queries=None)),
-                ValueError,
-                "queries must be given to ClippedMix",
-            ),
+            (proposed(replace(BOX, queries=None)), ValueError, "queries must be given"),
             (proposed(BOX, rng=SeededRandom(1)), ValueError, seeds),
         ):
             with pytest.raises(kind, match=words):
@@ -648,6 +625,7 @@ def test_an_accountant_is_bound_to_one_mechanism_ensemble_and_n(tmp_path: Path) 
             with pytest.raises(ValueError, match="charged for what it is bound to") as caught:
                 one.bind(*bound[:at], value, *bound[at + 1 :])
             assert "these members" not in str(caught.value)  # a digest of the members
+            assert (at == 2) == ("got another ensemble" in str(caught.value))
         with pytest.raises(ValueError, match="accountant must be charged for what it is bound to"):
             one.charge(proposed(BOX))
         with pytest.raises(ValueError, match="must not be bound to a mechanism to take events"):
@@ -682,20 +660,12 @@ def test_an_accountant_takes_events_or_tickets(event: Event) -> None:
     [
         (PMixED(2.0, DELTA, 10, 18.0), {"epsilon": 2.0}, "its charge is the same for every member"),
         (AdaPMixED(18.0, 0.2), {"epsilon": 2.0}, "its losses depend on the other members"),
-        (
-            AdaPMixED(18.0, 0.2, None),
-            {"epsilon": 2.0},
-            "epsilon must be None for AdaPMixED, got 2.0",
-        ),
+        (AdaPMixED(18.0, 0.2, None), {"epsilon": 2.0}, "epsilon must be None for AdaPMixED"),
         (Unprotected(), {"epsilon": 2.0}, "it has no bound that could be charged"),
         (BOX, {"epsilon": 2.0}, "its charges need an order"),
         (replace(POOL, queries=10), {"epsilon": 2.0}, "queries must be None if .* got 10: any num"),
         (replace(BOX, queries=None), {}, "queries must be given to ClippedMixing"),
-        (
-            AdaPMixED(18.0, 0.2),
-            {"adjacency": "replace_one"},
-            "adjacency must be 'zero_out' for Ada",
-        ),
+        (AdaPMixED(18.0, 0.2), {"adjacency": "replace_one"}, "adjacency must be 'zero_out'"),
         (PMixED(2.0, 1e-6, 10, 18.0), {}, "delta must be the mechanism's own, 1e-06"),
     ],
 )

@@ -235,9 +235,7 @@ def test_files_that_are_read_only_are_refused(public_folder: Path) -> None:
 
 def test_a_folder_is_no_ledger(tmp_path: Path) -> None:
     for opened in (read_ledger, lambda path: Accountant(DELTA, path=path)):
-        with pytest.raises(
-            LedgerWriteError, match=f"{tmp_path} (must be a file|could not be read)"
-        ):
+        with pytest.raises(LedgerWriteError, match=f"{tmp_path} (must|could not) be"):
             opened(tmp_path)
 
 
