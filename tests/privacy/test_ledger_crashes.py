@@ -16,7 +16,7 @@ import sqlite3
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -282,6 +282,8 @@ def test_other_writers_are_refused_or_seen(path: Path, monkeypatch: pytest.Monke
             second.add(answer(1))
     with pytest.raises(LedgerClosedError, match="was charged by another writer"):
         ledger.add(answer(2))
+    with closing(sqlite3.connect(path, timeout=0)) as other:
+        other.execute("BEGIN IMMEDIATE")  # no lock stays
     ledger.close()
     assert read_ledger(path).charges == 3
 

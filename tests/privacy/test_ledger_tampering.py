@@ -192,11 +192,15 @@ def test_records_and_totals_with_fitting_hashes_must_give_each_other(
 @pytest.mark.parametrize(
     "text",
     ["[]", "{}", '{"events":{}}', '{"events":[],"more":1}', '{"events":[{"event":"Binding"}]}',
-     '{"events":[{"event":"Gift","queries":1}]}'],
+     '{"events":[{"event":"Gift","queries":1}]}', '{"events":[{"event":[]}]}', "[" * 100_000],
 )  # fmt: skip
-def test_a_record_is_a_list_of_events(text: str) -> None:
-    with pytest.raises((ValueError, TypeError), match="must"):
-        Record(7, text, bytes(32)).events()
+def test_a_record_is_a_list_of_events(closed: Path, tmp_path: Path, text: str) -> None:
+    path = copy(closed, tmp_path / "ledger.db")
+    found = read_ledger(path)
+    last = Record.after(found.last, text)
+    _forged(path, last, replace(found, last=last).totals)
+    with pytest.raises(LedgerCorruptError, match="is not an intact ledger"):
+        read_ledger(path)
 
 
 def test_a_rolled_back_copy_is_told_by_a_digest_noted_earlier(
