@@ -308,6 +308,11 @@ def guarantee_of(
         return Guarantee(epsilon, delta, kind, queries=queries, public_queries=public, unit=unit)
     parts = parts_of(account, delta, adjacency)
     orders, neighbours = account.renyi or ((), "zero_out")
+    plans = {getattr(event, "budget", None) for event in account.counts if event.method}
+    replaced, largest = None, getattr(account.budget, "largest", None)
+    bounded = account.method == "bounded range" or largest is not None
+    if kind == "fixed" and adjacency == "zero_out" and bounded:
+        replaced = parts_of(account, delta, "replace_one").total
     return Guarantee(
         parts.total,
         delta,
@@ -318,20 +323,11 @@ def guarantee_of(
         orders=orders,
         queries=queries,
         public_queries=public,
-        budget=_covered(account),
+        budget=plans.pop() if len(plans) == 1 else None,
         caveats=tuple(name for name in CAVEATS if Caveat(name) in account.counts),
         unit=unit,
-        replaced=_replaced_epsilon(account, delta, adjacency),
+        replaced=replaced,
     )
-
-
-def _replaced_epsilon(account: Account, delta: float, adjacency: str) -> float | None:
-    """Return ε of replace-one beside that of zero-out, for answers of a bounded range alone."""
-    largest = None if account.budget is None else account.budget.largest
-    bounded = account.method == "bounded range" or largest is not None
-    if account.kind != "fixed" or adjacency != "zero_out" or not bounded:
-        return None
-    return parts_of(account, delta, "replace_one").total
 
 
 def fixed_epsilon(account: Account, delta: float) -> float:
@@ -395,8 +391,11 @@ def _renyi(account: Account, delta: float, adjacency: str) -> Breakdown:
     for event in account.of(GaussianScreening):
         cost = screening_rho(event.weight, event.sigma, event.num_models)
         rho = float(add_up(rho, times_up(account.charged[event], cost)))
-    if account.renyi is None:  # screenings alone
-        return _screenings(rho, delta)
+    if account.renyi is None:
+        # Screenings alone are μ-Gaussian DP together for μ² = Σ Δ²/σ² = 2ρ, exactly (Dong, Roth and
+        # Su 2022); see docs/theory/adapmixed.md.
+        total = gdp_to_dp(up(math.sqrt(up(2 * rho))), delta)
+        return Breakdown(0.0, total, 0.0, total)
     orders, _ = account.renyi
     mixing = np.zeros((1, len(orders))) if account.total is None else account.total
     for bound in account.of(RenyiBound):
@@ -427,16 +426,6 @@ def _renyi(account: Account, delta: float, adjacency: str) -> Breakdown:
     )
 
 
-def _screenings(rho: float, delta: float) -> Breakdown:
-    """Return ε of Gaussian mechanisms alone, with ρ = Σ Δ²/(2σ²), rounded up.
-
-    They are μ-Gaussian DP together for μ² = Σ Δ²/σ² = 2ρ, exactly (Dong, Roth and Su 2022).
-    docs/theory/adapmixed.md has the statement.
-    """
-    total = gdp_to_dp(up(math.sqrt(up(2 * rho))), delta)
-    return Breakdown(0.0, total, 0.0, total)
-
-
 def _conversions(orders: tuple[float, ...], delta: float) -> NDArray[np.float64]:
     """Return (K,) float64, c_α(δ/K) of K orders; see docs/theory/adapmixed.md.
 
@@ -444,13 +433,6 @@ def _conversions(orders: tuple[float, ...], delta: float) -> NDArray[np.float64]
     """
     share = delta if len(orders) == 1 else math.nextafter(delta / len(orders), 0.0)
     return np.array([c_alpha(order, share) for order in orders])
-
-
-def _covered(account: Account) -> int | None:
-    """Return the number of queries that are planned, or None if some costs are not planned."""
-    priced = [event for event in account.counts if event.method]
-    plans = {getattr(event, "budget", None) for event in priced}
-    return plans.pop() if len(plans) == 1 else None
 
 
 def sum_of(accounts: Sequence[Account], lost: Sequence[Guarantee]) -> tuple[Guarantee, str]:
