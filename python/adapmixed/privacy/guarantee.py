@@ -151,69 +151,59 @@ class Guarantee:
     @property
     def neighbours(self) -> str:
         """What differs between neighbours, as a phrase."""
-        removed = f"one {self.unit} is emptied"
-        return _NEIGHBOURS[self.adjacency or ""].format(
-            removed=f"all text of one {self.unit} is removed" if self._named else removed,
-            content=self._content("the records in one shard"),
-        )
+        removed, _, content = self._phrases("the records in one shard")
+        return _NEIGHBOURS[self.adjacency or ""].format(removed=removed, content=content)
 
-    @property
-    def _whole(self) -> str:
-        """The unit as a phrase."""
-        return f"everything of one {self.unit}" if self._named else f"one whole {self.unit}"
+    def _phrases(self, records: str) -> tuple[str, str, str]:
+        """Return phrases: the unit is removed, it as a whole, what changes inside it.
 
-    @property
-    def _named(self) -> bool:
-        return self.unit[0] in "'\""
-
-    def _content(self, shard: str) -> str:
-        """Return what changes inside one unit, as a phrase; `shard` says it of a shard."""
-        if self.unit == "shard":
-            return shard
-        return f"the records of one {self.unit}" if self._named else f"one {self.unit}"
+        The last one is `records` if the unit is a shard.
+        """
+        one = f"one {self.unit}"
+        if self.unit[0] in "'\"":
+            return f"all text of {one} is removed", f"everything of {one}", f"the records of {one}"
+        whole = f"one whole {self.unit}"
+        return f"{one} is emptied", whole, records if self.unit == "shard" else one
 
     def _statement(self) -> str:
-        answers = _answered(self.queries)
+        answers, whole = _answered(self.queries), self._phrases("")[1]
         if self.epsilon is None:
             return (
                 f"There is no privacy guarantee for the {answers}: at least one was drawn from "
                 f"private distributions without protection."
             )
         if self.kind == "public":
-            return f"ε = 0, δ = 0 for {self._whole}: the {answers} used public values only."
+            return f"ε = 0, δ = 0 for {whole}: the {answers} used public values only."
         pair = f"ε = {format_epsilon(self.epsilon)} at δ = {float(self.delta)!r}"
         basis = f"{self._basis()}; neighbouring: {self.neighbours}"
         if self.kind == "published":
             return (
-                f"{pair} for {self._whole} over {answers} is the number claimed by the "
+                f"{pair} for {whole} over {answers} is the number claimed by the "
                 f"published data-independent bound ({basis}). That bound is "
                 f"known to be invalid and can understate the loss without limit: no privacy "
                 f"guarantee follows from this number."
             )
         if self.kind == "fixed":
-            return self._fixed(pair, basis)
+            return self._fixed(pair, basis, whole)
         return (
-            f"{pair} for {self._whole} over {answers}, data-dependent and ex-post "
+            f"{pair} for {whole} over {answers}, data-dependent and ex-post "
             f"({basis}). This value depends on the private data and must not be "
             f"published; it is not (ε, δ)-DP with a constant ε; it covers the removal of a "
             f"member, not the addition of one."
         )
 
-    def _fixed(self, pair: str, basis: str) -> str:
-        condition, verb = "", "are"
+    def _fixed(self, pair: str, basis: str, whole: str) -> str:
+        count, condition = self.queries if self.budget is None else self.budget, ""
+        whose, verb = f"Up to {_answered(count)}", "is" if count == 1 else "are"
         if self.method == "per-shard budget":
-            whose = f"All answers ({self.queries} so far)"
+            whose, verb = f"All answers ({self.queries} so far)", "are"
         elif self.budget is None:
-            whose = f"The {_answered(self.queries)}"
-            verb = "is" if self.queries == 1 else "are"
+            whose = f"The {_answered(count)}"
             condition = " if the number of queries and the settings of each were fixed, too"
-        else:
-            whose = f"Up to {_answered(self.budget)}"
-            verb = "is" if self.budget == 1 else "are"
-            if self.public_queries:
-                whose += f", not counting {self.public_queries} from public values only,"
+        elif self.public_queries:
+            whose += f", not counting {self.public_queries} from public values only,"
         words = (
-            f"{whose} {verb} (ε, δ)-differentially private for {self._whole} with {pair}, "
+            f"{whose} {verb} (ε, δ)-differentially private for {whole} with {pair}, "
             f"a guarantee fixed in advance that may be published{condition} ({basis})."
         )
         if self.adjacency == "zero_out":
@@ -226,8 +216,9 @@ class Guarantee:
         They are `replaced` at the same δ or, without it, (2ε, (1 + e^ε) δ). If that δ reaches 1,
         the latter state nothing, but the mechanism's own bound may.
         """
-        content = self._content("the records inside one shard")
-        change = f"Any change of {content} (replace-one) is"
+        change = (
+            f"Any change of {self._phrases('the records inside one shard')[2]} (replace-one) is"
+        )
         epsilon = self.epsilon or 0.0
         found = 2 * epsilon if self.replaced is None else self.replaced
         if max(epsilon, found) > _LARGEST:
