@@ -134,9 +134,10 @@ def test_bad_arguments_leave_no_files(path: Path) -> None:
     for name, value in (("delta", 0.0), ("epsilon", -1.0), ("adjacency", "add_remove")):
         with pytest.raises(ValueError, match=f"{name} must be"):
             Accountant(**{"delta": DELTA, "path": path, name: value})
-    for look in (lambda: Accountant(DELTA, path=path, create=False), lambda: read_ledger(path)):
-        with pytest.raises(LedgerWriteError, match="ledger.db must be"):
-            look()
+    for none in (path, path.parent):  # no file, a folder
+        for look in (read_ledger, lambda none: Accountant(DELTA, path=none, create=False)):
+            with pytest.raises(LedgerWriteError, match=f"{none} (must be|could not be) "):
+                look(none)
     assert not list(path.parent.iterdir())
 
 

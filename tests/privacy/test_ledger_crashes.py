@@ -213,12 +213,6 @@ def test_files_that_are_read_only_are_refused(public_folder: Path) -> None:
         as_nobody(read_and_refused)
 
 
-def test_a_folder_is_no_ledger(tmp_path: Path) -> None:
-    for opened in (read_ledger, lambda path: Accountant(DELTA, path=path)):
-        with pytest.raises(LedgerWriteError, match=f"{tmp_path} (must|could not) be"):
-            opened(tmp_path)
-
-
 @pytest.mark.parametrize("closes", [False, True])
 def test_a_writer_that_comes_while_a_closed_ledger_is_read(
     path: Path, closes: bool, monkeypatch: pytest.MonkeyPatch

@@ -269,12 +269,10 @@ def clipped_mixing_pair(
     raised, lowered = below / width, above / width
     if adjacency == "zero_out":
         corners = [(high, 1.0, raised), (low, 1.0, lowered)]
-    elif above >= below:
-        rest = (above - below) / width
-        corners = [(high, low, raised), (low, high, raised), (low, low, rest)]
     else:
-        rest = (below - above) / width
-        corners = [(high, low, lowered), (low, high, lowered), (high, high, rest)]
+        less, rest = min(raised, lowered), abs(above - below) / width
+        corner = low if above >= below else high
+        corners = [(high, low, less), (low, high, less), (corner, corner, rest)]
     others = (models - 1) * low
     atoms = [((others + u) / models * m, (others + w) / models * m) for u, w, m in corners]
     common = (models - 1) * (1 - low) / models
