@@ -21,7 +21,7 @@ from adapmixed.cli import main
 from adapmixed.data import demo_base
 from adapmixed.mechanisms import Origin
 from adapmixed.privacy import Accountant, read_ledger
-from adapmixed.privacy.register import register_of, together
+from adapmixed.privacy.ledger import register_of, together
 from adapmixed.rng import SecureRandom
 from adapmixed.serving.listener import Listener
 

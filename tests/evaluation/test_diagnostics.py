@@ -29,7 +29,7 @@ from adapmixed.evaluation.diagnostics import BINS, utility_terms
 from adapmixed.evaluation.loop import CURVE_POINTS
 from adapmixed.evaluation.report import Curve
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, Unprotected
-from adapmixed.privacy.account import ShardBudget
+from adapmixed.privacy.composition import ShardBudget
 from adapmixed.rng import SeededRandom
 
 INF = math.inf

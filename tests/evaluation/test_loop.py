@@ -34,7 +34,7 @@ from adapmixed.mechanisms import (
     UnprotectedPool,
 )
 from adapmixed.privacy import Accountant, BudgetSpentError
-from adapmixed.privacy.account import ShardBudget
+from adapmixed.privacy.composition import ShardBudget
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.reproduce.published import PaperRule

@@ -20,7 +20,7 @@ from adapmixed.mechanisms import (
     PublicOnly,
     Unprotected,
 )
-from adapmixed.privacy.account import ShardBudget
+from adapmixed.privacy.composition import ShardBudget
 from adapmixed.rng import SecureRandom, SeededRandom
 
 DELTA = 1e-5

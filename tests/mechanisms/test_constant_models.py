@@ -18,8 +18,8 @@ from adapmixed.ensemble import Ensemble
 from adapmixed.generation import PrivateGenerator
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
 from adapmixed.privacy import Accountant
-from adapmixed.privacy.account import ShardBudget
-from adapmixed.privacy.rounding import array_add_up
+from adapmixed.privacy.composition import ShardBudget
+from adapmixed.privacy.conversions import add_up
 from adapmixed.rng import SeededRandom
 
 SETTING = (-0.25, 0.5, 2.0)
@@ -198,7 +198,7 @@ def test_a_charge_does_not_depend_on_the_other_shards(
             accountant.charge(ticket)
             assert ticket._active is not None
             paid = np.where(ticket._active[:, 0].numpy(), own, 0.0)
-            assert (accountant.spent == array_add_up(before, paid)).all()
+            assert (accountant.spent == add_up(before, paid)).all()
             found.append([own, paid, accountant.spent])
         assert (found[-1][1] == 0).any() and (found[0][1] > 0).any()  # some retire
         return np.array(found)

@@ -27,9 +27,8 @@ from adapmixed.privacy import (
     RenyiBound,
     UnprotectedAnswer,
 )
-from adapmixed.privacy.account import Account
-from adapmixed.privacy.encoding import canonical, to_json
-from adapmixed.privacy.events import Origin
+from adapmixed.privacy.accountant import Account
+from adapmixed.privacy.events import Origin, canonical, to_json
 from adapmixed.rng import SecureRandom
 
 DELTA = 1e-5

@@ -19,7 +19,7 @@ from adapmixed.privacy import (
     PublicAnswer,
     UnprotectedAnswer,
 )
-from adapmixed.privacy.account import ShardBudget
+from adapmixed.privacy.composition import ShardBudget
 from adapmixed.privacy.events import CAVEATS
 from adapmixed.rng import SeededRandom
 

@@ -22,6 +22,7 @@ from privacy_cases import DELTA, answer, charged, copy, state
 from adapmixed.cli import main
 from adapmixed.errors import LedgerCorruptError, LedgerError
 from adapmixed.privacy import Accountant, read_ledger
+from adapmixed.privacy.events import canonical, to_json
 from adapmixed.privacy.ledger import Record, _hash
 
 CHARGES = 4
@@ -83,7 +84,7 @@ def _replaced(old: str, new: str, where: str) -> Callable[[Path], None]:
 
 FIRST, TOTALS = "record 0 (is missing|was altered)", "the totals do not fit"
 TAMPERED: dict[str, tuple[Callable[[Path], None], str]] = {
-    "no database": (os.unlink, "no such file"),
+    "no database": (os.unlink, "ledger.db must be"),
     "no ledger": (_no_ledger, "is not the database of a ledger"),
     "text": (lambda p: p.write_text("spent: nothing\n" * 500), "is not an intact ledger"),
     "empty": (lambda p: p.write_bytes(b""), "is not the database of a ledger"),
@@ -172,24 +173,34 @@ def test_records_and_totals_with_fitting_hashes_must_give_each_other(
         assert ledger.queries < found.account.queries
     with pytest.raises(LedgerCorruptError, match="the totals are not what the records give"):
         read_ledger(path)
-    last = found.last.next(answer(9, models=6))
+    others = replace(found.account, settings=replace(found.account.settings, delta=1e-6))
+    _forged(path, found.last, replace(found, account=others).totals)
+    for look in (read_ledger, lambda path: Accountant(1e-6, path=path)):
+        with pytest.raises(LedgerCorruptError, match="do not have the settings of record 0"):
+            look(path)
+    text = canonical({"events": [to_json(one) for one in answer(9, models=6)]})
+    last = Record.after(found.last, text)
     _forged(path, last, replace(found, last=last).totals)
-    with pytest.raises(LedgerCorruptError, match="record 5 cannot be charged: num_models must be"):
+    with pytest.raises(LedgerCorruptError, match="is not an intact ledger: num_models must be"):
         read_ledger(path)
     text = '{"settings":{}}'
     _forged(path, last, (text, _hash("totals", found.first.hash, last.hash, text.encode())))
-    with pytest.raises(LedgerCorruptError, match="the totals could not be read"):
+    with pytest.raises(LedgerCorruptError, match="is not an intact ledger: Account must have"):
         Accountant(DELTA, path=path)
 
 
 @pytest.mark.parametrize(
     "text",
     ["[]", "{}", '{"events":{}}', '{"events":[],"more":1}', '{"events":[{"event":"Binding"}]}',
-     '{"events":[{"event":"Gift","queries":1}]}'],
+     '{"events":[{"event":"Gift","queries":1}]}', '{"events":[{"event":[]}]}', "[" * 100_000],
 )  # fmt: skip
-def test_a_record_is_a_list_of_events(text: str) -> None:
-    with pytest.raises(LedgerCorruptError, match="record 7 could not be read"):
-        Record(7, text, bytes(32)).events()
+def test_a_record_is_a_list_of_events(closed: Path, tmp_path: Path, text: str) -> None:
+    path = copy(closed, tmp_path / "ledger.db")
+    found = read_ledger(path)
+    last = Record.after(found.last, text)
+    _forged(path, last, replace(found, last=last).totals)
+    with pytest.raises(LedgerCorruptError, match="is not an intact ledger"):
+        read_ledger(path)
 
 
 def test_a_rolled_back_copy_is_told_by_a_digest_noted_earlier(

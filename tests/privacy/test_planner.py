@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from privacy_cases import DELTA
@@ -193,6 +194,10 @@ def test_settings_are_rounded_inward():
     assert rounded_inward({"lower": -0.250999}) == {"lower": -0.2509}
     near = {"lower": 0.99871234, "upper": 1.00123456}
     assert rounded_inward(near) == {"lower": 0.998713, "upper": 1.001234}
+    for distance in 10.0 ** np.random.default_rng(3).uniform(-15, -2, 200):
+        box = {"lower": 1 - distance, "upper": 1 + distance}
+        found = rounded_inward(box)
+        assert box["lower"] <= found["lower"] < 1 < found["upper"] <= box["upper"]
 
 
 def test_other_numbers_of_shards_take_the_nearest_measured_one():

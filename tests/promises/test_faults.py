@@ -69,21 +69,21 @@ ONCE = "mechanisms/test_protocol.py::test_an_answer_is_charged_once_and_released
 # Rank, what goes wrong there, how, and the test that fails.
 FAULTS: list[tuple[str, str, Replacement, str]] = [
     # Costs are rounded up, settings down, and draws are exact.
-    ("adapmixed.privacy.rounding:add_up", "sums are rounded to nearest",
+    ("adapmixed.privacy.conversions:add_up", "sums are rounded to nearest",
      instead(lambda a, b: a + b),
-     "privacy/test_rounding.py::test_a_sum_is_never_below_the_exact_one"),
-    ("adapmixed.privacy.account:array_add_up", "sums of losses are rounded to nearest",
+     "privacy/test_conversions.py::test_a_sum_is_never_below_the_exact_one"),
+    ("adapmixed.privacy.conversions:add_up", "sums of losses are rounded to nearest",
      instead(lambda total, losses: total + losses),
-     "privacy/test_account.py::test_totals_are_upper_bounds_of_the_losses"),
+     "privacy/test_accountant.py::test_totals_are_upper_bounds_of_the_losses"),
     ("adapmixed.privacy.guarantee:format_epsilon", "an epsilon is shown rounded to nearest",
      instead(lambda epsilon: f"{epsilon:.4g}"),
      "privacy/test_guarantee.py::test_displayed_epsilon_is_rounded_up"),
     ("adapmixed.privacy.conversions:gdp_to_dp", "an epsilon of Gaussian DP is rounded down",
      changed(lambda epsilon: epsilon * (1 - 1e-9)),
      "privacy/test_conversions.py::test_epsilon_of_gaussian_dp_keeps_delta_and_little_less_does_not"),
-    ("adapmixed.privacy.account:ShardBudget.for_epsilon", "a budget for an epsilon is rounded up",
+    ("adapmixed.privacy.composition:ShardBudget.for_epsilon", "a budget is rounded up",
      lambda original: classmethod(lambda cls, *given: larger(original.__func__(cls, *given))),
-     "privacy/test_account.py::test_a_budget_is_the_largest_for_its_epsilon"),
+     "privacy/test_accountant.py::test_a_budget_is_the_largest_for_its_epsilon"),
     ("adapmixed.mechanisms.paper:PMixED.per_query", "PMixED leaves no room for rounding",
      lambda original: property(lambda self: original.fget(self) * (1 + 1e-9)),
      "mechanisms/test_paper.py::test_no_rounding_exceeds_the_configured_epsilon"),
@@ -97,10 +97,10 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
     # Costs are those of the theorems.
     ("adapmixed.privacy.guarantee:_conversions", "every order gets the whole delta",
      lambda original: lambda orders, delta: original(orders, delta * len(orders)),
-     "privacy/test_account.py::test_several_orders_split_delta"),
+     "privacy/test_accountant.py::test_several_orders_split_delta"),
     ("adapmixed.privacy.costs:screening_rho", "a screening is free",
      changed(lambda _: 0.0),
-     "privacy/test_account.py::test_table_2b"),
+     "privacy/test_accountant.py::test_table_2b"),
     # A charge comes before its release, once, and is on the device.
     ("adapmixed.privacy.accountant:Accountant.charge", "answers are free",
      instead(lambda self, ticket: ticket.charge(lambda events, charges: None)),
@@ -115,7 +115,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
     ("adapmixed.privacy.accountant:Accountant._check_usable", "a forked child spends",
      NOTHING,
      "privacy/test_accountant.py::test_a_forked_child_spends_nothing"),
-    ("adapmixed.privacy.ledger:Ledger._write", "a ledger does not write its charges",
+    ("adapmixed.privacy.ledger:Ledger.append", "a ledger does not write its charges",
      NOTHING,
      "privacy/test_ledger.py::test_a_record_is_flushed_before_the_release"),
     ("adapmixed.privacy.ledger:Record.check_after", "a record's hash is not compared",
@@ -126,12 +126,12 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
      "serving/test_engines.py::test_a_step_draws_what_is_charged_and_nothing_else"
      "[a row is not answered-adapmixed]"),
     # No member and no plan is charged beyond its budget.
-    ("adapmixed.privacy.account:Account.admit", "a member contributes after its budget is spent",
+    ("adapmixed.privacy.accountant:Account.admit", "a member contributes after its budget is spent",
      changed(lambda active: active | True),
      "mechanisms/test_constant_models.py::test_members_are_admitted_position_after_position"),
-    ("adapmixed.privacy.account:Account._check_plan", "a plan of T queries answers more",
+    ("adapmixed.privacy.accountant:Account._check_plan", "a plan of T queries answers more",
      NOTHING,
-     "privacy/test_account.py"
+     "privacy/test_accountant.py"
      "::test_the_first_answer_charges_the_whole_plan_which_is_not_exceeded[bound]"),
     ("adapmixed.privacy.accountant:Accountant.check_left", "a generation ignores what others spent",
      NOTHING,

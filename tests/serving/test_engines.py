@@ -27,7 +27,7 @@ from adapmixed.ensemble import Ensemble
 from adapmixed.errors import LedgerWriteError
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant, read_ledger
-from adapmixed.privacy.register import entered, register_of
+from adapmixed.privacy.ledger import entered, register_of
 from adapmixed.serving.engine import Drawing
 
 QUERIES = 600

@@ -47,10 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         LedgerCorruptError: the ledger was altered, or it never had the expected digest.
     """
+    from json import loads as parse
+
     from adapmixed.errors import LedgerCorruptError
     from adapmixed.privacy import read_ledger
-    from adapmixed.privacy.encoding import canonical, parse
-    from adapmixed.privacy.register import together
+    from adapmixed.privacy.events import canonical
+    from adapmixed.privacy.ledger import together
 
     reading = read_ledger(arguments.path)
     facts: dict[str, Any] = {"path": reading.path, "intact": "yes"}
@@ -99,7 +101,7 @@ def _ensemble(reading: Reading, given: Path | None) -> Path:
     Raises:
         ValueError: there is none, or it is not the one that is given.
     """
-    from adapmixed.privacy.register import entered, register_of
+    from adapmixed.privacy.ledger import entered, register_of
 
     places = (Path.cwd(), *Path(reading.path).parents[:2])
     near = [one.parent for place in places for one in sorted(place.glob("*/ensemble.json"))]
@@ -124,7 +126,7 @@ def _letter(reading: Reading, ensemble: Path) -> str:
     from adapmixed import __version__
     from adapmixed.ensemble.manifest import read_manifest
     from adapmixed.privacy.guarantee import format_epsilon
-    from adapmixed.privacy.register import together
+    from adapmixed.privacy.ledger import together
 
     guarantee, binding = reading.guarantee, reading.account.binding
     found = together(ensemble, reading)
@@ -161,7 +163,7 @@ def _letter(reading: Reading, ensemble: Path) -> str:
 def all_ledgers(ensemble: str | Path, path: Path | None = None) -> str:
     """Return what an ensemble's ledgers have spent; "" if the one at a path is alone."""
     from adapmixed.privacy import read_ledger
-    from adapmixed.privacy.register import together
+    from adapmixed.privacy.ledger import together
 
     try:
         found = together(ensemble, None if path is None else read_ledger(path, whole=False))

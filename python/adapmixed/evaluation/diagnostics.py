@@ -16,7 +16,7 @@ from torch import Tensor
 
 from adapmixed.evaluation.report import Curve
 from adapmixed.mechanisms import Answer, NextToken, Rows, Ticket
-from adapmixed.privacy.encoding import READERS, from_json
+from adapmixed.privacy.events import READERS, from_json
 from adapmixed_ext import Projection
 
 BINS = 20

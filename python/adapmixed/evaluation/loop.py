@@ -31,7 +31,7 @@ from adapmixed.files import remove_leftovers, sole_writer, write_file
 from adapmixed.limits import DEFAULT_ACTIVE, check_active, check_count, check_optional_count
 from adapmixed.mechanisms import Answer, Mechanism, Origin, Rows, Ticket, shaped
 from adapmixed.privacy import Accountant
-from adapmixed.privacy.encoding import READERS, canonical, from_json, to_json
+from adapmixed.privacy.events import READERS, canonical, from_json, to_json
 from adapmixed.rng import SecureRandom, SeededRandom
 from adapmixed.text import begun
 

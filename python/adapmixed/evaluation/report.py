@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from adapmixed.files import write_file
 from adapmixed.privacy import Guarantee
-from adapmixed.privacy.encoding import READERS, from_json
+from adapmixed.privacy.events import READERS, from_json
 from adapmixed.privacy.guarantee import format_epsilon
 
 if TYPE_CHECKING:

@@ -1,11 +1,18 @@
-"""The accountant, which turns all charges of an ensemble into one guarantee."""
+"""The accountant, which turns all charges of an ensemble into one guarantee.
+
+Events are counted. The arrays of realised losses and individual charges are summed, rounded up at
+each addition, so that the same events give the same bits on every machine. The module `guarantee`
+computes the ε that follows.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -17,18 +24,268 @@ from adapmixed.limits import (
     check_active,
     check_count,
     check_delta,
+    check_epsilon,
     check_models,
     check_queries,
+    check_question,
 )
-from adapmixed.privacy.account import Account, Settings, ShardBudget
-from adapmixed.privacy.encoding import from_json, to_json
-from adapmixed.privacy.events import BY_HAND, Binding, Caveat, Event, IndividualCharge, Origin
+from adapmixed.privacy.composition import ShardBudget
+from adapmixed.privacy.conversions import add_up
+from adapmixed.privacy.events import (
+    BY_HAND,
+    READERS,
+    Binding,
+    Caveat,
+    Event,
+    GaussianScreening,
+    IndividualCharge,
+    LeaveOneOutLoss,
+    Origin,
+    PublicAnswer,
+    RenyiBound,
+    UnprotectedAnswer,
+    from_json,
+    setting_of,
+    to_json,
+)
 from adapmixed.privacy.guarantee import Guarantee, fixed_epsilon, guarantee_of, parts_of
-from adapmixed.privacy.ledger import Ledger
-from adapmixed.privacy.register import enter
+from adapmixed.privacy.ledger import Ledger, enter
 
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism, Ticket
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of an accountant.
+
+    Attributes:
+        delta: δ in [1e-15, 0.1].
+        epsilon: ε of every shard's own budget; None without budgets.
+        adjacency: neighbours of the statement, "zero_out" or "replace_one".
+    """
+
+    delta: float
+    epsilon: float | None
+    adjacency: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "delta", check_delta(self.delta))
+        if self.epsilon is not None:
+            object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
+        check_question(self.adjacency)
+
+
+@dataclass(frozen=True)
+class Account:
+    """The settings, and the sums of all charges. :meth:`added` returns another account.
+
+    Attributes:
+        settings: settings of the accountant.
+        counts: number of answered queries by event; the keys are of no query (`setting_of`).
+        total: (N, K) sums of realised losses or (N,) of individual charges, float64, as upper
+            bounds; None before the first.
+    """
+
+    settings: Settings
+    counts: Mapping[Event, int] = field(default_factory=dict)
+    total: NDArray[np.float64] | None = field(default=None, compare=False)
+
+    def of(self, kind: type) -> list[Any]:
+        """Return the counted events of one class."""
+        return [event for event in self.counts if isinstance(event, kind)]
+
+    @property
+    def empty(self) -> bool:
+        """True if nothing was charged and no event was added."""
+        return len(self.counts) == len(self.of(Binding))
+
+    @property
+    def binding(self) -> Binding | None:
+        """None before the first ticket is charged, and if only events were added."""
+        return next(iter(self.of(Binding)), None)
+
+    @property
+    def budget(self) -> ShardBudget | None:
+        """Budget of every shard; None until the binding or an individual charge fixes it.
+
+        Raises:
+            ValueError: the conversion at their order costs more than ε.
+        """
+        found, asked = [*self.of(Binding), *self.of(IndividualCharge)], self.settings
+        if not found or asked.epsilon is None:
+            return None
+        largest = getattr(found[0], "largest", None)
+        of = asked.epsilon, asked.delta, found[0].order, asked.adjacency, largest
+        return ShardBudget.for_epsilon(*of)
+
+    @property
+    def method(self) -> str | None:
+        """The method that composes all charges, of each event; None before the first cost."""
+        return next(filter(None, (event.method for event in self.counts)), None)
+
+    @property
+    def renyi(self) -> tuple[tuple[float, ...], str] | None:
+        """Rényi orders and the neighbours of their costs; None without Rényi costs."""
+        found = self.of(LeaveOneOutLoss) + self.of(RenyiBound)
+        return (found[0].orders, found[0].adjacency) if found else None
+
+    @property
+    def charged(self) -> dict[Event, int]:
+        """Number of charged queries by event: the first one of a plan charges the whole plan."""
+        return {e: getattr(e, "budget", None) or n for e, n in self.counts.items()}
+
+    @property
+    def planned(self) -> int:
+        """Number of answered queries that belong to a plan."""
+        return sum(n for e, n in self.counts.items() if getattr(e, "budget", None) is not None)
+
+    @property
+    def queries(self) -> int:
+        """Number of answered queries. A screening is part of an answer, not a query."""
+        return sum(n for e, n in self.counts.items() if not isinstance(e, GaussianScreening))
+
+    @property
+    def kind(self) -> str:
+        """Kind of guarantee that all charges have together, as `Guarantee.kind`."""
+        if self.counts.get(UnprotectedAnswer(0), 0):
+            return "none"
+        if any(bound.published for bound in self.of(RenyiBound)):
+            return "published"
+        if self.of(LeaveOneOutLoss):
+            return "data-dependent, ex-post"
+        priced = any(n for e, n in self.charged.items() if e.method)
+        return "fixed" if priced or self.total is not None else "public"
+
+    def added(self, events: Iterable[Event]) -> Account:
+        """Return the account with all of these events, in order.
+
+        Raises:
+            ValueError: an object is not an event, or its cost cannot be added to the others.
+            BudgetSpentError: there are more queries than were planned.
+        """
+        found = self
+        for event in events:
+            found = found._added(event)
+        return found
+
+    def _added(self, event: Event) -> Account:
+        if not isinstance(event, Event):
+            raise ValueError(f"events must be privacy events, got {type(event).__name__}")
+        if isinstance(event, Binding):
+            self._check_binds(event)
+        else:
+            self._check_joins(event)
+        setting, queries = setting_of(event)
+        self._check_plan(setting, queries)
+        counts, total = {**self.counts, setting: self.counts.get(setting, 0) + queries}, self.total
+        if isinstance(event, LeaveOneOutLoss | IndividualCharge):
+            values = event.loss if isinstance(event, LeaveOneOutLoss) else event.charge
+            total = np.zeros((len(values), *values.shape[2:])) if total is None else total
+            for position in range(queries):
+                total = add_up(total, values[:, position])
+        found = replace(self, counts=counts, total=total)
+        budget = found.budget  # raises if no budget keeps ε
+        if isinstance(event, IndividualCharge):
+            found._check_spent(event, budget)
+        return found
+
+    def _check_binds(self, binding: Binding) -> None:
+        """Raise ValueError if the account has another binding, or events were added to it."""
+        if not (self.binding or self.empty):
+            raise ValueError(
+                "accountant must have charged nothing before it is bound to a mechanism, got one "
+                "to which events were added: tickets need an accountant of their own"
+            )
+        if self.binding not in (None, binding):
+            # A fingerprint is a digest of the private members, so no message shows it.
+            differ = {n for n, v in vars(binding).items() if v != getattr(self.binding, n)}
+            shown = sorted(differ - {"ensemble", "largest"})
+            was, now = ({n: getattr(b, n) for n in shown} for b in (self.binding, binding))
+            raise ValueError(
+                f"accountant must be charged for what it is bound to, {was}, got "
+                f"{now or 'another ensemble'}: another mechanism or ensemble, also one with a "
+                "member retrained or withdrawn, needs an accountant of its own (another --ledger), "
+                "whose ε and δ add"
+            )
+
+    def _check_joins(self, event: Event) -> None:
+        """Raise ValueError unless the cost of an event can be added to the others."""
+        own = isinstance(event, IndividualCharge | PublicAnswer | Caveat)
+        if self.settings.epsilon is not None and not own:
+            raise ValueError(
+                "events must be IndividualCharge under a budget of every shard, got "
+                f"{type(event).__name__}: its cost is not one member's own"
+            )
+        for known in (one for one in self.counts if one.method):
+            for name in ("method", "num_models", "orders", "adjacency"):
+                was, now = getattr(known, name, None), getattr(event, name, None)
+                if None not in (was, now) and was != now:
+                    raise ValueError(
+                        f"{name} must be the same in every event, got {now!r} after {was!r}: no "
+                        "joint total is proved; keep an accountant for each, whose fixed ε and δ "
+                        "add"
+                    )
+
+    def _check_plan(self, setting: Event, queries: int) -> None:
+        """Raise unless a planned event is of the one plan, which has so many queries left."""
+        budget = getattr(setting, "budget", None)
+        if budget is None:
+            return
+        for known in self.of(type(setting)):
+            if known.budget is not None and known != setting:
+                raise ValueError(
+                    f"events must be of one plan, got {setting} after {known}: settings and number "
+                    "must be fixed beforehand; another plan needs another accountant, whose ε and "
+                    "δ add"
+                )
+        answered = self.counts.get(setting, 0) + queries
+        if answered > budget:
+            raise BudgetSpentError(
+                f"queries must stay within the {budget} that the guarantee was planned for, got "
+                f"{answered}"
+            )
+
+    def _check_spent(self, event: IndividualCharge, budget: ShardBudget | None) -> None:
+        """Raise ValueError unless every shard has a budget, and the last event kept within it."""
+        if budget is None or self.total is None:
+            raise ValueError(
+                "epsilon must be given to an accountant of IndividualCharges: without a budget of "
+                "every shard they give no guarantee"
+            )
+        largest = math.inf if budget.largest is None else budget.largest
+        above = (event.charge > largest).any() or (self.total > budget.amount).any()
+        if above or event.order != budget.order:
+            raise ValueError(
+                f"charge must keep every shard within its budget, {budget}, got one of order "
+                f"{event.order} that exceeds it"
+            )
+
+    def admit(self, charge: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return which members may contribute, one position after another.
+
+        A member contributes if its own charges so far and this one stay within its budget; see
+        docs/theory/per-shard-budgets.md.
+
+        Args:
+            charge: (N, B) float64, upper bounds.
+
+        Returns:
+            (N, B) bool, True for members that contribute. Private.
+        """
+        budget = self.budget
+        assert budget is not None  # a binding to a mechanism with charges has fixed it
+        active = np.zeros(charge.shape, dtype=np.bool_)
+        spent = np.zeros(len(charge)) if self.total is None else self.total
+        for position in range(charge.shape[1]):
+            total = add_up(spent, charge[:, position])
+            active[:, position] = total <= budget.amount
+            spent = np.where(active[:, position], total, spent)
+        return active
+
+
+READERS["Settings"] = partial(from_json, Settings)
+READERS["Account"] = partial(from_json, Account)
 
 
 class Accountant:
@@ -68,7 +325,7 @@ class Accountant:
         self._ledger: Ledger | None = None
         self._ensembles: dict[str, object] = {}
         if path is not None:
-            self._ledger = Ledger(path, self._kept.settings, create=create)
+            self._ledger = Ledger(path, self._kept, create=create)
 
     @property
     def _account(self) -> Account:
@@ -130,10 +387,10 @@ class Accountant:
         return self._check_budget("limit").amount
 
     def _check_budget(self, name: str) -> ShardBudget:
-        if self.epsilon is None:
-            raise ValueError(f"{name} needs an accountant with epsilon=: no shard has a budget")
         if self._account.budget is None:
-            raise ValueError(f"{name} needs a first charge: the mechanism is not known yet")
+            raise ValueError(
+                f"{name} needs an accountant with epsilon=, bound to a mechanism by a first charge"
+            )
         return self._account.budget
 
     def bind(
@@ -179,14 +436,17 @@ class Accountant:
         Raises:
             ValueError: as :meth:`bind`.
         """
-        account = self._account
+        account, models = self._account, check_models(num_models)
         _check_fits(mechanism, account.settings)
-        _, order = mechanism.measure or (None, None)
-        models = check_models(num_models)
-        largest = mechanism.largest_charge(models)
-        active = check_active(origin.active_tokens, "active_tokens")
-        of = order, largest, origin.ensemble, active, origin.unit
-        binding = Binding(_described(mechanism), models, *of)
+        binding = Binding(
+            _described(mechanism),
+            models,
+            None if mechanism.measure is None else mechanism.measure[1],
+            mechanism.largest_charge(models),
+            origin.ensemble,
+            check_active(origin.active_tokens, "active_tokens"),
+            origin.unit,
+        )
         return account if account.binding == binding else account.added([binding])
 
     def _bind(self, account: Account) -> None:
@@ -436,19 +696,11 @@ class Accountant:
             )
 
 
-def _described(mechanism: Mechanism) -> str:
-    """Return the mechanism with its settings; a real number looks alike whatever its type.
-
-    A dataclass's own `repr` is "..." for good in a thread in which one was interrupted.
-    """
-    if not is_dataclass(mechanism):
-        return repr(mechanism)
-    settings = []
-    for one in fields(mechanism):
-        value = getattr(mechanism, one.name)
-        real = "float" in str(one.type) and isinstance(value, Real)
-        settings += [f"{one.name}={float(value) if real else value!r}"] if one.repr else []
-    return f"{type(mechanism).__qualname__}({', '.join(settings)})"
+def _described(mechanism: Any) -> str:
+    """Return the mechanism with its settings; a real number looks alike whatever its type."""
+    given = {one.name: (str(one.type), getattr(mechanism, one.name)) for one in fields(mechanism)}
+    reals = {n: float(v) for n, (of, v) in given.items() if "float" in of and isinstance(v, Real)}
+    return repr(replace(mechanism, **reals))
 
 
 def _check_fits(mechanism: Mechanism, settings: Settings) -> None:

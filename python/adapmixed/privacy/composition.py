@@ -13,6 +13,8 @@ closed form cap the result. They replace it if the noise of the FFT is not small
 length η for the distributions p and p' of neighbours. docs/theory/bounded-range.md proves the two
 bounds of which the smaller one is taken: a Gaussian one for any number of answers, and the exact
 optimum of all adaptive adversaries for few of them.
+
+**A budget of every shard** (`ShardBudget`) needs no number of answers.
 """
 
 from __future__ import annotations
@@ -20,20 +22,27 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.privacy.conversions import gdp_to_dp, rdp_to_dp, zcdp_to_dp
+from adapmixed.privacy.conversions import (
+    gdp_to_dp,
+    least,
+    rdp_to_dp,
+    times_up,
+    up,
+    zcdp_to_dp,
+)
 from adapmixed.privacy.costs import (
     DominatingPair,
     accounted_box,
     answer_error,
     clipped_mixing_pair,
 )
-from adapmixed.privacy.rounding import times_up, up
 
 POINTS = 2**20
 """Grid points across the composed loss, which take a second or two. ε is then above the limit of
@@ -418,3 +427,81 @@ def _worst_price(
             best = np.maximum(best, np.maximum(before, chord) + bend[back] * curved)
         value = best * (1 + _STEP_ERROR)
     return value, point
+
+
+@dataclass(frozen=True)
+class ShardBudget:
+    """The largest sum of each member's own charges, fixed before the first query.
+
+    The individual Rényi filter (Feldman and Zrnic 2021) turns it into (ε, δ); see
+    docs/theory/per-shard-budgets.md.
+
+    Attributes:
+        amount: B ≥ 0.
+        order: Rényi order > 1 if charges are D↔_order, None if they are ρ.
+        largest: largest charge ρ = η²/8 of one answer, if all charges are of answers of a bounded
+            range; ε is then smaller. None if that is not known.
+    """
+
+    amount: float
+    order: float | None = None
+    largest: float | None = None
+
+    @classmethod
+    @lru_cache(maxsize=256)
+    def for_epsilon(
+        cls,
+        epsilon: float,
+        delta: float,
+        order: float | None,
+        adjacency: str = "zero_out",
+        largest: float | None = None,
+    ) -> ShardBudget:
+        """Return the largest budget whose ε for these neighbours is at most `epsilon`.
+
+        It inverts the theorem of docs/theory/per-shard-budgets.md.
+
+        Args:
+            epsilon: ε > 0.
+            delta: δ in (0, 1).
+            order: Rényi order of the charges; None for zCDP.
+            adjacency: "zero_out" or "replace_one".
+            largest: as in :class:`ShardBudget`.
+
+        Raises:
+            ValueError: the conversion to (ε, δ) at this order and delta costs more than epsilon.
+        """
+
+        def stated(amount: float) -> float:
+            return cls(amount, order, largest).epsilon(delta, adjacency)
+
+        if order is not None and stated(0.0) > epsilon:
+            raise ValueError(
+                f"epsilon must be > {stated(0.0)!r}, the cost of the conversion at order {order!r} "
+                f"and delta {delta!r}, got {epsilon!r}: a larger order costs less"
+            )
+        high = 1.0
+        while stated(high) <= epsilon:
+            high *= 2
+        above = least(lambda amount: stated(amount) > epsilon, high)
+        return cls(math.nextafter(above, 0.0), order, largest)
+
+    def epsilon(self, delta: float, adjacency: str = "zero_out") -> float:
+        """Return ε at δ for any number of tokens, rounded up.
+
+        The theorem is in docs/theory/per-shard-budgets.md. For replace-one, the statement passes
+        through the emptied shard. Twice the Rényi budget is no bound there, so the result is
+        2 ε(δ₁) with δ₁ = δ/(1 + e^ε(δ₁)). Charges ρ become four times as large.
+
+        Args:
+            delta: δ in (0, 1).
+            adjacency: "zero_out" or "replace_one".
+        """
+        order, amount = self.order, self.amount
+        if order is None:
+            factor = 4 if adjacency == "replace_one" else 1
+            if self.largest is not None:
+                largest = times_up(factor, self.largest)
+                return adaptive_epsilon(times_up(factor, amount), largest, delta)
+            return zcdp_to_dp(times_up(factor, amount), delta)
+        return rdp_to_dp(order, amount, delta, adjacency)

@@ -1,19 +1,86 @@
-"""Conversions of Rényi and Gaussian privacy to (ε, δ) and to replace-one, in closed form.
+"""Rounding in the safe direction, and (ε, δ) of Rényi and Gaussian privacy in closed form.
 
-Every cost is rounded up (`rounding`). Arguments of exact value 0 cost exactly 0. Overflow gives
-+inf, which is the safe direction, and never raises OverflowError.
+Costs are rounded up, admissible settings down. After each step that may round, a result moves
+outward by 4 ulp (`up`). A sum moves by 2^-50 times the sum of the magnitudes of its terms
+(`sum_up`). Both exceed the error of IEEE arithmetic together with a C library whose exp, expm1, log
+and log1p are within 2 ulp. Sums and multiples of costs that are already rounded up need only one
+step to the next float (`add_up`, `times_up`). Arguments of exact value 0 cost exactly 0. Overflow
+gives +inf, which is the safe direction, and never raises OverflowError.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 
-from adapmixed.privacy.rounding import sum_up, up
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
+_SUM_SLACK = 2.0**-50
 _LARGEST = 700.0  # e^ε stays finite in float64 up to here; beyond it nothing is stated
 _LEAST = 1e-290
 _ERROR = 2.0**-50  # relative error of erfc and of one product, in a unit of 1 + argument^2
+
+
+def up(value: float) -> float:
+    """Return `value`, moved up by 4 ulp."""
+    return value + 4 * math.ulp(value)
+
+
+def sum_up(*terms: float) -> float:
+    """Return the sum of terms with errors of a few ulp, moved up by 2^-50 of their magnitudes."""
+    return math.fsum(terms) + _SUM_SLACK * math.fsum(map(abs, terms))
+
+
+def softplus_up(value: float) -> float:
+    """Return log(1 + e^value), rounded up."""
+    if value <= 0:
+        return up(math.log1p(up(math.exp(value))))
+    return up(value + up(math.log1p(up(math.exp(-value)))))
+
+
+def log_expm1_up(value: float) -> float:
+    """Return log(e^value - 1) for value > 0, rounded up."""
+    if value < 1:
+        return sum_up(math.log(up(math.expm1(value))), _SUM_SLACK)
+    return value if math.isinf(value) else up(value + math.log1p(-math.exp(-value)))
+
+
+def lowered(guess: float, floor: float, admissible: Callable[[float], bool]) -> float:
+    """Return the first admissible value of guess, guess (1 - 2^-52), guess (1 - 2^-51), ...
+
+    The result is never below `floor`, which is admissible.
+    """
+    step = 2.0**-53
+    value = guess
+    while value > floor and not admissible(value):
+        step *= 2
+        value = guess * (1 - min(1.0, step))
+    return max(value, floor)
+
+
+def least(holds: Callable[[float], bool], high: float) -> float:
+    """Return the least float in (0, high] for which a condition holds that holds at `high`."""
+    low = 0.0
+    while (middle := (low + high) / 2) not in (low, high):
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def times_up(count: float, cost: float) -> float:
+    """Return count · cost, rounded up; 0 if either is 0, even for an infinite cost."""
+    if cost == 0 or count == 0:
+        return 0.0
+    return cost if count == 1 else math.nextafter(count * cost, math.inf)
+
+
+def add_up(a: ArrayLike, b: ArrayLike) -> NDArray[np.float64]:
+    """Return a + b, rounded up element by element; exact if one term is 0."""
+    with np.errstate(over="ignore"):
+        total = np.add(a, b)
+        above = np.nextafter(total, np.inf)
+    return np.where(np.equal(a, 0) | np.equal(b, 0), total, above)
 
 
 def c_alpha(order: float, delta: float) -> float:
@@ -160,12 +227,9 @@ def gdp_to_dp(mu: float, delta: float) -> float:
         return 0.0
     if math.isinf(mu) or _delta(mu, _LARGEST) > delta:
         return math.inf
-    low, high = 0.0, _LARGEST
-    if _delta(mu, low) <= delta:
-        return low
-    while (middle := (low + high) / 2) not in (low, high):
-        low, high = (low, middle) if _delta(mu, middle) <= delta else (middle, high)
-    return high
+    if _delta(mu, 0.0) <= delta:
+        return 0.0
+    return least(lambda epsilon: _delta(mu, epsilon) <= delta, _LARGEST)
 
 
 def _delta(mu: float, epsilon: float) -> float:

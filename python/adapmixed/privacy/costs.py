@@ -12,8 +12,7 @@
   α (λ_s/(Nσ))² (`screening_rho` has the factor of α).
 - An answer of the public model costs 0. An unprotected answer has no finite cost.
 
-Costs are rounded up and admissible radii down (`rounding`). Arguments of exact value 0 cost exactly
-0. Overflow gives +inf, which is the safe direction, and never raises OverflowError.
+Costs are rounded up and admissible radii down, as `conversions` says.
 
 ClippedMixing's dominating pair is two distributions on a few atoms that bound one answer's privacy
 loss. The pair P*, Q* dominates P, Q if Σ (P - γ Q)_+ <= Σ (P* - γ Q*)_+ for every γ >= 0. The
@@ -29,32 +28,30 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.privacy.rounding import log_expm1_up, lowered, softplus_up, sum_up, up
+from adapmixed.privacy.conversions import log_expm1_up, lowered, softplus_up, sum_up, up
 
 _EXP_LIMIT = 700.0  # exp and expm1 stay finite in float64 below this
 
 
-def sound_bound(order: float, radius: float, num_models: int, rate: float = 1.0) -> float:
-    """Return the loss of one query under zero-out, log(1 + (g/N)(e^{(α-1)R} - 1)) / (α-1).
+def sound_bound(order: float, radius: float, num_models: float) -> float:
+    """Return the loss of one query under zero-out, log(1 + (e^{(α-1)R} - 1)/N) / (α-1).
 
     It bounds the divergence in both directions if every projected distribution lies in the Rényi
     ball of radius R around the public one, in both directions. The supremum is attained as the mass
-    of the token that carries the divergence goes to 0. With N = 1 and g = 1 the bound is R.
+    of the token that carries the divergence goes to 0. With N = 1 the bound is R.
     docs/theory/pmixed.md has the proof.
 
     Args:
         order: Rényi order α > 1.
         radius: R ≥ 0; +inf allowed.
-        num_models: N ≥ 1.
-        rate: g in [0, 1], if a hidden random subset weighs each member by g/N; 1 without
-            subsampling.
+        num_models: N ≥ 1. If a hidden random subset weighs each member by g/N, it is N/g.
 
     Returns:
         The bound in nats, rounded up; +inf allowed.
     """
-    if radius == 0 or rate == 0:
+    if radius == 0:
         return 0.0
-    share = min(1.0, up(rate / num_models))
+    share = min(1.0, up(1 / num_models))
     exponent = up((order - 1) * radius)
     if exponent <= _EXP_LIMIT:
         total = up(math.log1p(up(share * up(math.expm1(exponent)))))
@@ -272,12 +269,10 @@ def clipped_mixing_pair(
     raised, lowered = below / width, above / width
     if adjacency == "zero_out":
         corners = [(high, 1.0, raised), (low, 1.0, lowered)]
-    elif above >= below:
-        rest = (above - below) / width
-        corners = [(high, low, raised), (low, high, raised), (low, low, rest)]
     else:
-        rest = (below - above) / width
-        corners = [(high, low, lowered), (low, high, lowered), (high, high, rest)]
+        less, rest = min(raised, lowered), abs(above - below) / width
+        corner = low if above >= below else high
+        corners = [(high, low, less), (low, high, less), (corner, corner, rest)]
     others = (models - 1) * low
     atoms = [((others + u) / models * m, (others + w) / models * m) for u, w, m in corners]
     common = (models - 1) * (1 - low) / models

@@ -9,13 +9,21 @@ appears in a `GaussianScreening` as well. A `Caveat` names an assumption that wa
 
 Shapes: N = `num_models`, B = queries of the event, K = number of Rényi orders. An event with a bad
 field raises a ValueError that names the field, its value and what is allowed.
+
+As JSON, in ledgers and states, events and other dataclasses give back every bit: numbers keep the
+digits that give the same float64 again, infinity is the string "inf", and arrays are base64 of
+little-endian float64. The declared type of a field decides how it is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+import base64
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -435,3 +443,111 @@ def _check_counts(event: RenyiBound | ClippedAnswer | BoundedRangeAnswer) -> Non
 def _set(event: object, **fields: object) -> None:
     for name, value in fields.items():
         object.__setattr__(event, name, value)
+
+
+# Events and other dataclasses as JSON
+
+T = TypeVar("T")
+
+EVENTS: dict[str, type] = {kind.__name__: kind for kind in get_args(Event)}
+"""Classes of events by their names."""
+
+
+def written(value: Any) -> Any:
+    """Return a dataclass, an accountant, an array, or a number or several as a JSON value."""
+    if is_dataclass(value):
+        return to_json(value)
+    if hasattr(value, "state"):
+        return value.state()
+    if isinstance(value, np.ndarray):
+        data = np.ascontiguousarray(value, dtype="<f8").tobytes()
+        return {"shape": list(value.shape), "data": base64.b64encode(data).decode("ascii")}
+    if isinstance(value, Mapping):
+        return [[written(key), written(one)] for key, one in value.items()]
+    if isinstance(value, tuple):
+        return [written(one) for one in value]
+    return "inf" if value == math.inf else value
+
+
+def to_json(value: Any) -> dict[str, Any]:
+    """Return a dataclass as a JSON object. An event has its class name under "event"."""
+    name = type(value).__name__
+    head = {"event": name} if EVENTS.get(name) is type(value) else {}
+    return head | {one.name: written(getattr(value, one.name)) for one in fields(value)}
+
+
+def canonical(value: Any) -> str:
+    """Return JSON text without spaces, in ASCII; raise ValueError for NaN and infinities."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def exactly(kind: type, value: Any) -> Any:
+    """Return the value if it is of exactly this type, so that True is not an integer."""
+    if type(value) is not kind:
+        raise ValueError(f"must be {kind.__name__}, got {value!r}")
+    return value
+
+
+def check_keys(name: str, found: Any, keys: Iterable[str]) -> dict[str, Any]:
+    """Return the object if it has these keys and no others; raise ValueError otherwise."""
+    if set(exactly(dict, found)) != set(keys):
+        raise ValueError(f"{name} must have {', '.join(keys)}, got {', '.join(found)}")
+    return dict(found)
+
+
+def _real(value: Any) -> float:
+    if value == "inf":
+        return math.inf
+    return check_number("number", exactly(float, value))
+
+
+def _array(found: Any) -> NDArray[np.float64]:
+    check_keys("array", found, {"shape", "data"})
+    values = np.frombuffer(base64.b64decode(found["data"], validate=True), dtype="<f8")
+    shape = [exactly(int, length) for length in found["shape"]]
+    if min(shape, default=0) < 0 or math.prod(shape) != len(values):
+        raise ValueError(f"must hold {shape} numbers, got {len(values)}")
+    return values.astype(np.float64).reshape(shape)
+
+
+READERS: dict[str, Callable[[Any], Any]] = {
+    **{kind.__name__: partial(exactly, kind) for kind in (int, str, bool)},
+    "float": _real,
+    "tuple[float, ...]": lambda found: tuple(map(_real, exactly(list, found))),
+    "NDArray[np.float64]": _array,
+    "Mapping[Event, int]": lambda found: {
+        read_event(event): check_count("queries", queries, 0) for event, queries in found
+    },
+}
+"""How a field of a declared type is read. Other modules add their own."""
+
+
+def from_json(kind: type[T], found: Any) -> T:
+    """Return the object of this class that `to_json` has written.
+
+    Raises:
+        ValueError: a field is missing, unknown, of another type, or not valid for the class.
+    """
+    known = {one.name: str(one.type) for one in fields(kind)}  # type: ignore[arg-type]
+    values = check_keys(kind.__name__, found, known)
+    for name, of in known.items():
+        if values[name] is not None or not of.endswith(" | None"):
+            try:
+                values[name] = READERS[of.removesuffix(" | None")](values[name])
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{name} {error}") from error
+    return kind(**values)
+
+
+def read_event(found: Any) -> Event:
+    """Return the event that `to_json` has written.
+
+    Raises:
+        ValueError: the event is unknown, so it cannot be charged, or a field is not valid.
+    """
+    given = dict(exactly(dict, found))
+    name = given.pop("event", None)
+    if name not in EVENTS:
+        raise ValueError(f"event must be one of {', '.join(EVENTS)}, got {name!r}")
+    event: Event = from_json(EVENTS[name], given)
+    return event

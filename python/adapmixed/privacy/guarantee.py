@@ -14,21 +14,30 @@ sums are rounded up.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context, Decimal
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.limits import check_number, check_question
-from adapmixed.privacy.account import Account
+from adapmixed.limits import check_number, check_queries, check_question
 from adapmixed.privacy.composition import (
     adaptive_epsilon,
     bounded_range_epsilon,
     clipped_mixing_epsilon,
 )
-from adapmixed.privacy.conversions import c_alpha, gdp_to_dp, rdp_to_dp, replace_one_epsilon
+from adapmixed.privacy.conversions import (
+    add_up,
+    c_alpha,
+    gdp_to_dp,
+    rdp_to_dp,
+    replace_one_epsilon,
+    times_up,
+    up,
+)
 from adapmixed.privacy.costs import answer_range, bounded_range_rho, screening_rho
 from adapmixed.privacy.events import (
     CAVEATS,
@@ -36,11 +45,12 @@ from adapmixed.privacy.events import (
     Caveat,
     ClippedAnswer,
     GaussianScreening,
-    LeaveOneOutLoss,
     PublicAnswer,
     RenyiBound,
 )
-from adapmixed.privacy.rounding import add_up, array_add_up, times_up, up
+
+if TYPE_CHECKING:
+    from adapmixed.privacy.accountant import Account
 
 _NEIGHBOURS = {
     "zero_out": "{removed} and its member answers the public distribution (zero-out)",
@@ -141,69 +151,59 @@ class Guarantee:
     @property
     def neighbours(self) -> str:
         """What differs between neighbours, as a phrase."""
-        removed = f"one {self.unit} is emptied"
-        return _NEIGHBOURS[self.adjacency or ""].format(
-            removed=f"all text of one {self.unit} is removed" if self._named else removed,
-            content=self._content("the records in one shard"),
-        )
+        removed, _, content = self._phrases("the records in one shard")
+        return _NEIGHBOURS[self.adjacency or ""].format(removed=removed, content=content)
 
-    @property
-    def _whole(self) -> str:
-        """The unit as a phrase."""
-        return f"everything of one {self.unit}" if self._named else f"one whole {self.unit}"
+    def _phrases(self, records: str) -> tuple[str, str, str]:
+        """Return phrases: the unit is removed, it as a whole, what changes inside it.
 
-    @property
-    def _named(self) -> bool:
-        return self.unit[0] in "'\""
-
-    def _content(self, shard: str) -> str:
-        """Return what changes inside one unit, as a phrase; `shard` says it of a shard."""
-        if self.unit == "shard":
-            return shard
-        return f"the records of one {self.unit}" if self._named else f"one {self.unit}"
+        The last one is `records` if the unit is a shard.
+        """
+        one = f"one {self.unit}"
+        if self.unit[0] in "'\"":
+            return f"all text of {one} is removed", f"everything of {one}", f"the records of {one}"
+        whole = f"one whole {self.unit}"
+        return f"{one} is emptied", whole, records if self.unit == "shard" else one
 
     def _statement(self) -> str:
-        answers = _answered(self.queries)
+        answers, whole = _answered(self.queries), self._phrases("")[1]
         if self.epsilon is None:
             return (
                 f"There is no privacy guarantee for the {answers}: at least one was drawn from "
                 f"private distributions without protection."
             )
         if self.kind == "public":
-            return f"ε = 0, δ = 0 for {self._whole}: the {answers} used public values only."
+            return f"ε = 0, δ = 0 for {whole}: the {answers} used public values only."
         pair = f"ε = {format_epsilon(self.epsilon)} at δ = {float(self.delta)!r}"
         basis = f"{self._basis()}; neighbouring: {self.neighbours}"
         if self.kind == "published":
             return (
-                f"{pair} for {self._whole} over {answers} is the number claimed by the "
+                f"{pair} for {whole} over {answers} is the number claimed by the "
                 f"published data-independent bound ({basis}). That bound is "
                 f"known to be invalid and can understate the loss without limit: no privacy "
                 f"guarantee follows from this number."
             )
         if self.kind == "fixed":
-            return self._fixed(pair, basis)
+            return self._fixed(pair, basis, whole)
         return (
-            f"{pair} for {self._whole} over {answers}, data-dependent and ex-post "
+            f"{pair} for {whole} over {answers}, data-dependent and ex-post "
             f"({basis}). This value depends on the private data and must not be "
             f"published; it is not (ε, δ)-DP with a constant ε; it covers the removal of a "
             f"member, not the addition of one."
         )
 
-    def _fixed(self, pair: str, basis: str) -> str:
-        condition, verb = "", "are"
+    def _fixed(self, pair: str, basis: str, whole: str) -> str:
+        count, condition = self.queries if self.budget is None else self.budget, ""
+        whose, verb = f"Up to {_answered(count)}", "is" if count == 1 else "are"
         if self.method == "per-shard budget":
-            whose = f"All answers ({self.queries} so far)"
+            whose, verb = f"All answers ({self.queries} so far)", "are"
         elif self.budget is None:
-            whose = f"The {_answered(self.queries)}"
-            verb = "is" if self.queries == 1 else "are"
+            whose = f"The {_answered(count)}"
             condition = " if the number of queries and the settings of each were fixed, too"
-        else:
-            whose = f"Up to {_answered(self.budget)}"
-            verb = "is" if self.budget == 1 else "are"
-            if self.public_queries:
-                whose += f", not counting {self.public_queries} from public values only,"
+        elif self.public_queries:
+            whose += f", not counting {self.public_queries} from public values only,"
         words = (
-            f"{whose} {verb} (ε, δ)-differentially private for {self._whole} with {pair}, "
+            f"{whose} {verb} (ε, δ)-differentially private for {whole} with {pair}, "
             f"a guarantee fixed in advance that may be published{condition} ({basis})."
         )
         if self.adjacency == "zero_out":
@@ -216,8 +216,9 @@ class Guarantee:
         They are `replaced` at the same δ or, without it, (2ε, (1 + e^ε) δ). If that δ reaches 1,
         the latter state nothing, but the mechanism's own bound may.
         """
-        content = self._content("the records inside one shard")
-        change = f"Any change of {content} (replace-one) is"
+        change = (
+            f"Any change of {self._phrases('the records inside one shard')[2]} (replace-one) is"
+        )
         epsilon = self.epsilon or 0.0
         found = 2 * epsilon if self.replaced is None else self.replaced
         if max(epsilon, found) > _LARGEST:
@@ -298,6 +299,11 @@ def guarantee_of(
         return Guarantee(epsilon, delta, kind, queries=queries, public_queries=public, unit=unit)
     parts = parts_of(account, delta, adjacency)
     orders, neighbours = account.renyi or ((), "zero_out")
+    plans = {getattr(event, "budget", None) for event in account.counts if event.method}
+    replaced, largest = None, getattr(account.budget, "largest", None)
+    bounded = account.method == "bounded range" or largest is not None
+    if kind == "fixed" and adjacency == "zero_out" and bounded:
+        replaced = parts_of(account, delta, "replace_one").total
     return Guarantee(
         parts.total,
         delta,
@@ -308,20 +314,11 @@ def guarantee_of(
         orders=orders,
         queries=queries,
         public_queries=public,
-        budget=_covered(account),
+        budget=plans.pop() if len(plans) == 1 else None,
         caveats=tuple(name for name in CAVEATS if Caveat(name) in account.counts),
         unit=unit,
-        replaced=_replaced_epsilon(account, delta, adjacency),
+        replaced=replaced,
     )
-
-
-def _replaced_epsilon(account: Account, delta: float, adjacency: str) -> float | None:
-    """Return ε of replace-one beside that of zero-out, for answers of a bounded range alone."""
-    largest = None if account.budget is None else account.budget.largest
-    bounded = account.method == "bounded range" or largest is not None
-    if account.kind != "fixed" or adjacency != "zero_out" or not bounded:
-        return None
-    return parts_of(account, delta, "replace_one").total
 
 
 def fixed_epsilon(account: Account, delta: float) -> float:
@@ -376,28 +373,26 @@ def _bounded_range(account: Account, delta: float, adjacency: str) -> float:
     costs = [bounded_range_rho(*setting) for setting in settings]
     rho = 0.0
     for pool, cost in zip(pools, costs, strict=True):
-        rho = add_up(rho, times_up(account.charged[pool], cost))
+        rho = float(add_up(rho, times_up(account.charged[pool], cost)))
     return adaptive_epsilon(rho, max(costs), delta)
 
 
 def _renyi(account: Account, delta: float, adjacency: str) -> Breakdown:
     rho = 0.0
-    for event in account.counts:
-        known = isinstance(event, GaussianScreening | RenyiBound | LeaveOneOutLoss)
-        if event.method and not known:
-            raise TypeError(f"{type(event).__name__} has no cost here")
     for event in account.of(GaussianScreening):
         cost = screening_rho(event.weight, event.sigma, event.num_models)
-        rho = add_up(rho, times_up(account.charged[event], cost))
-    if account.renyi is None:  # screenings alone
-        return _screenings(rho, delta)
+        rho = float(add_up(rho, times_up(account.charged[event], cost)))
+    if account.renyi is None:
+        # Screenings alone are μ-Gaussian DP together for μ² = Σ Δ²/σ² = 2ρ, exactly (Dong, Roth and
+        # Su 2022); see docs/theory/adapmixed.md.
+        total = gdp_to_dp(up(math.sqrt(up(2 * rho))), delta)
+        return Breakdown(0.0, total, 0.0, total)
     orders, _ = account.renyi
     mixing = np.zeros((1, len(orders))) if account.total is None else account.total
     for bound in account.of(RenyiBound):
-        cost = times_up(account.charged[bound], bound.epsilon)
-        mixing = array_add_up(mixing, np.full((1, 1), cost))
+        mixing = add_up(mixing, times_up(account.charged[bound], bound.epsilon))
     screening = np.array([times_up(order, rho) for order in orders])
-    spent = array_add_up(mixing, screening)
+    spent = add_up(mixing, screening)
     if adjacency == "replace_one":
         if account.kind != "fixed":
             raise ValueError(
@@ -410,7 +405,7 @@ def _renyi(account: Account, delta: float, adjacency: str) -> Breakdown:
         once = min(once, max(0.0, total - whole))
         return Breakdown(cost, whole - cost, once, total, order)
     conversion = _conversions(orders, delta)
-    sums = array_add_up(spent, conversion)
+    sums = add_up(spent, conversion)
     model = int(sums.min(axis=1).argmax())
     column = int(sums[model].argmin())
     return Breakdown(
@@ -422,16 +417,6 @@ def _renyi(account: Account, delta: float, adjacency: str) -> Breakdown:
     )
 
 
-def _screenings(rho: float, delta: float) -> Breakdown:
-    """Return ε of Gaussian mechanisms alone, with ρ = Σ Δ²/(2σ²), rounded up.
-
-    They are μ-Gaussian DP together for μ² = Σ Δ²/σ² = 2ρ, exactly (Dong, Roth and Su 2022).
-    docs/theory/adapmixed.md has the statement.
-    """
-    total = gdp_to_dp(up(math.sqrt(up(2 * rho))), delta)
-    return Breakdown(0.0, total, 0.0, total)
-
-
 def _conversions(orders: tuple[float, ...], delta: float) -> NDArray[np.float64]:
     """Return (K,) float64, c_α(δ/K) of K orders; see docs/theory/adapmixed.md.
 
@@ -441,8 +426,53 @@ def _conversions(orders: tuple[float, ...], delta: float) -> NDArray[np.float64]
     return np.array([c_alpha(order, share) for order in orders])
 
 
-def _covered(account: Account) -> int | None:
-    """Return the number of queries that are planned, or None if some costs are not planned."""
-    priced = [event for event in account.counts if event.method]
-    plans = {getattr(event, "budget", None) for event in priced}
-    return plans.pop() if len(plans) == 1 else None
+def sum_of(accounts: Sequence[Account], lost: Sequence[Guarantee]) -> tuple[Guarantee, str]:
+    """Return the guarantee of all charges of several accounts, and words about it.
+
+    They are composed if that is proved, else added. Of lost accounts the guarantee alone is known.
+    """
+    nothing = Guarantee(None, 1.0, "none")
+    if any(one.kind not in ("fixed", "public") for one in accounts):
+        return nothing, "no ε, as a ledger has none that is fixed in advance."
+    if any(one.epsilon is None for one in lost):  # ε of replace-one covers zero-out, too
+        return nothing, "no sum, until a ledger is back whose ε the register does not have."
+    asked = {one.settings.adjacency for one in accounts} | {str(one.adjacency) for one in lost}
+    way = asked.pop() if len(asked) == 1 else "zero_out"
+    found = [*(guarantee_of(one, adjacency=way) for one in accounts), *lost]
+    epsilons, how = [one.epsilon or 0.0 for one in found], "their ε and δ added; "
+    epsilon, delta = math.fsum(epsilons), float(sum(Decimal(repr(one.delta)) for one in found))
+    if delta >= 1:
+        return nothing, "no ε, as the δ of all ledgers add up to 1 or more."
+    if math.isfinite(epsilon) and math.fsum([*epsilons, -epsilon]) > 0:  # it was rounded down
+        epsilon = math.nextafter(epsilon, math.inf)
+    composed = None if lost else _composed(accounts, way)
+    if composed is not None and composed < epsilon:
+        epsilon, delta, how = composed, accounts[0].settings.delta, "all answers composed; "
+    exact = bool(lost) or any(one.method == "renyi" for one in found)
+    how = how * (len(found) > 1) + "for tokens drawn from the exact mixture; " * exact
+    said = f"ε = {format_epsilon(epsilon)} at δ = {delta!r} ({how}{way.replace('_', '-')})."
+    units = {one.unit for one in found}
+    unit = units.pop() if len(units) == 1 else "shard"
+    return Guarantee(epsilon, delta, "fixed", way, unit=unit), said
+
+
+def _composed(accounts: Sequence[Account], way: str) -> float | None:
+    """Return ε of all answers as those of one account; None if they have no joint total."""
+    settings = {replace(one.settings, adjacency=way) for one in accounts}
+    if len(settings) != 1 or any(one.settings.epsilon is not None for one in accounts):
+        return None
+    joint, queries = replace(accounts[0], settings=settings.pop(), counts={}), Counter[Any]()
+    charged: list[tuple[Any, int]] = [item for one in accounts for item in one.charged.items()]
+    for event, count in charged:
+        if hasattr(event, "budget"):  # the plans' numbers add up
+            event = replace(event, budget=1 if isinstance(event, ClippedAnswer) else None)
+        queries[event] += count if event.method else 0
+    try:
+        for event, count in queries.items():
+            whole = {"budget": count} if isinstance(event, ClippedAnswer) else {}
+            if event.method:
+                event = replace(event, queries=check_queries(count, least=0), **whole)
+                joint = joint.added([event])
+    except ValueError:  # of several mechanisms, boxes, orders or N, or too many
+        return None
+    return fixed_epsilon(joint, joint.settings.delta)

@@ -1,4 +1,4 @@
-"""The ledger: every charge is on the device before its answer is released.
+"""The ledger: every charge is on the device before its answer is released. And their register.
 
 docs/how-to/keep-a-ledger.md states the promises and their limits; docs/reference/file-formats.md
 shows the file. It is a SQLite database in WAL mode with one table of records, each with a hash over
@@ -11,21 +11,28 @@ settings, every other one the events of one charge. A charge takes three steps:
 
 If the process is killed during step 2, the charge may be missing, but nothing was released. If it
 is killed later, the charge is counted, released or not.
+
+The register of all ledgers of one ensemble, `ledgers.json`, lies in the private folder next to the
+ensemble, `<folder>.private`. A ledger is entered before its first charge, with the ε that it
+promises, so that it counts in full if it is lost. docs/concepts/guarantees.md says how they add up.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
+import math
 import os
 import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from adapmixed.errors import (
@@ -37,18 +44,19 @@ from adapmixed.errors import (
     LedgerWriteError,
 )
 from adapmixed.files import remove_leftovers, sole_writer, temporary_folder, write_file
-from adapmixed.privacy.account import Account, Settings
-from adapmixed.privacy.encoding import (
+from adapmixed.privacy.events import (
+    READERS,
+    Event,
     canonical,
     check_keys,
     exactly,
-    from_json,
-    parse,
     read_event,
     to_json,
 )
-from adapmixed.privacy.events import Event
-from adapmixed.privacy.guarantee import Guarantee, guarantee_of
+from adapmixed.privacy.guarantee import Guarantee, guarantee_of, sum_of
+
+if TYPE_CHECKING:
+    from adapmixed.privacy.accountant import Account
 
 T = TypeVar("T")
 
@@ -87,15 +95,7 @@ for _table, _act in (("record", "UPDATE"), ("record", "DELETE"), ("totals", "DEL
         "BEGIN SELECT RAISE(ABORT, 'a ledger is only ever added to'); END"
     )
 
-_DURABLE = {"synchronous": 2, "fullfsync": 1, "checkpoint_fullfsync": 1}
-_DEVICE = {
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_PERM,
-}
-_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_DURABLE = {"journal_mode": "wal", "synchronous": 2, "fullfsync": 1, "checkpoint_fullfsync": 1}
 
 
 @dataclass(frozen=True)
@@ -119,10 +119,6 @@ class Record:
         digest = _hash("record", previous, b"%d" % sequence, written.encode())
         return Record(sequence, written, digest)
 
-    def next(self, events: Sequence[Event]) -> Record:
-        """Return the record of events that follows this one."""
-        return Record.after(self, canonical({"events": [to_json(event) for event in events]}))
-
     def check_after(self, before: Record | None) -> None:
         """Raise LedgerCorruptError unless this is the record after another one, or the first."""
         due = Record.after(before, self.text)
@@ -135,15 +131,10 @@ class Record:
         """Return the events of a record after the first.
 
         Raises:
-            LedgerCorruptError: a part is missing or unknown, or a field has another type.
+            ValueError, TypeError: a part is missing or unknown, or a field has another type.
         """
-        try:
-            written = check_keys("record", parse(self.text), {"events"})
-            return [read_event(one) for one in exactly(list, written["events"])]
-        except (ValueError, TypeError, RecursionError) as error:
-            raise LedgerCorruptError(
-                f"record {self.sequence} could not be read: {error}"
-            ) from error
+        written = check_keys("record", json.loads(self.text), {"events"})
+        return [read_event(one) for one in exactly(list, written["events"])]
 
 
 @dataclass(frozen=True)
@@ -181,7 +172,7 @@ class Reading:
     @property
     def identity(self) -> str:
         """32 random hex digits, which no other ledger has."""
-        return str(parse(self.first.text)["identity"])
+        return str(json.loads(self.first.text)["identity"])
 
     @property
     def charges(self) -> int:
@@ -220,7 +211,7 @@ class Ledger:
 
     Args:
         path: path of the database on a local file system. A lock file lies next to it meanwhile.
-        settings: settings that the ledger must have.
+        empty: an account without charges, whose settings the ledger must have.
         create: if False, raise LedgerWriteError if there is no ledger.
 
     Raises:
@@ -232,31 +223,26 @@ class Ledger:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], settings: Settings, *, create: bool = True
+        self, path: str | os.PathLike[str], empty: Account, *, create: bool = True
     ) -> None:
         self.path = place = os.path.realpath(path)
         self._lock = ExitStack()
         self._connection: sqlite3.Connection | None = None
         self._unusable: str | None = None
         try:
-            _check_file(place, missing=create)
             self._lock.enter_context(sole_writer(place))
-            if not os.path.lexists(place):
-                _create(place, settings)
-            if os.stat(place).st_nlink > 1:
-                raise LedgerWriteError(
-                    f"{place} must have one name: by another, it has two writers"
-                )
+            if create and not os.path.lexists(place):
+                _create(place, empty)
+            if not os.path.isfile(place) or os.stat(place).st_nlink > 1:
+                raise LedgerWriteError(f"{place} must be a file with one name alone")
             with translated(place):
                 self._connection = connected(place)
                 self._opened = os.stat(place)
                 self.reading = _end(self._connection, place)
-            kept = self.reading.account.settings
-            for name, value in vars(settings).items():
-                if value != getattr(kept, name):
+            for name, kept in vars(self.reading.account.settings).items():
+                if (value := getattr(empty.settings, name)) != kept:
                     raise LedgerMismatchError(
-                        f"{name} must be what the ledger was created with, "
-                        f"{getattr(kept, name)!r}, got {value!r}"
+                        f"{name} must be what the ledger was created with, {kept!r}, got {value!r}"
                     )
         except BlockingIOError:
             raise LedgerBusyError(
@@ -279,46 +265,34 @@ class Ledger:
             account: the account with them.
 
         Raises:
-            LedgerClosedError: the ledger is closed, a charge failed before, or the file was
-                replaced.
+            LedgerClosedError: the ledger is closed, a charge failed before, the file was replaced,
+                or another writer charged it.
             LedgerBusyError: another program has locked the file.
             LedgerWriteError: the file cannot be written.
         """
         if self._unusable is not None:
             raise LedgerClosedError(f"{self.path} must be opened again: {self._unusable}")
-        now = self.reading
+        connection, now = self._connection, self.reading
+        assert connection is not None  # it is usable
+        text = canonical({"events": [to_json(event) for event in events]})
+        reading = replace(now, last=Record.after(now.last, text), account=account)
         try:
             self._check_in_place()
-            self._write(Reading(self.path, now.first, now.last.next(events), account))
-        except BaseException as error:
-            self._unusable = f"a charge failed ({error or type(error).__name__})"
-            raise
-
-    def _write(self, reading: Reading) -> None:
-        """Add the last record of a reading and replace the totals, both or none, and take it over.
-
-        Raises:
-            LedgerClosedError: the stored totals are not this writer's, so another one charged.
-        """
-        connection = self._connection
-        assert connection is not None  # it is usable
-        with WRITING, translated(self.path):
-            connection.execute("BEGIN IMMEDIATE")
-            try:
+            with WRITING, translated(self.path):
+                connection.execute("BEGIN IMMEDIATE")
                 (stored,) = connection.execute("SELECT hash FROM totals").fetchone()
-                if stored != self.reading.totals[1]:
+                if stored != now.totals[1]:
                     raise LedgerClosedError(f"{self.path} was charged by another writer")
-                connection.execute(
-                    "INSERT INTO record VALUES (?, ?, ?)", tuple(vars(reading.last).values())
-                )
+                values = tuple(vars(reading.last).values())
+                connection.execute("INSERT INTO record VALUES (?, ?, ?)", values)
                 connection.execute("UPDATE totals SET text = ?, hash = ?", reading.totals)
                 connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    with suppress(sqlite3.Error):
-                        connection.execute("ROLLBACK")
-                raise
-        self.reading = reading
+            self.reading = reading
+        except BaseException as error:
+            self._unusable = f"a charge failed ({error or type(error).__name__})"
+            with suppress(sqlite3.Error):
+                connection.rollback()
+            raise
 
     def _check_in_place(self) -> None:
         """Raise LedgerClosedError if the path no longer names the opened database."""
@@ -374,13 +348,10 @@ def looked_up(path: str | os.PathLike[str], look: Callable[[sqlite3.Connection],
         LedgerWriteError: the ledger cannot be read.
     """
     place = os.path.realpath(path)
-    _check_file(place)
     for rest in (_at_rest(place), None):
         try:
             immutable = "" if rest is None else "&immutable=1"
-            with translated(place), closing(_connect(place, f"ro{immutable}")) as connection:
-                connection.execute("BEGIN")  # one state, whatever a writer does meanwhile
-                _check_database(connection, place)
+            with translated(place), closing(connected(place, f"ro{immutable}")) as connection:
                 found = look(connection)
         except LedgerError:
             if rest is None or _at_rest(place) == rest:
@@ -399,20 +370,12 @@ def _read(connection: sqlite3.Connection, place: str, whole: bool) -> Reading:
     if not whole:
         return reading
     rows = connection.execute("SELECT * FROM record WHERE sequence > 0 ORDER BY sequence")
-    settings = from_json(Settings, parse(reading.first.text)["settings"])
-    last, account = reading.first, Account(settings)
+    last, account = reading.first, replace(reading.account, counts={}, total=None)
     for record in _chain(rows, last):
-        last, events = record, record.events()
-        try:
-            account = account.added(events)
-        except ValueError as error:
-            raise LedgerCorruptError(
-                f"record {record.sequence} cannot be charged: {error}"
-            ) from error
-    found = Reading(place, reading.first, last, account)
-    if found.totals != reading.totals:
+        last, account = record, account.added(record.events())
+    if replace(reading, last=last, account=account).totals != reading.totals:
         raise LedgerCorruptError(f"{place}: the totals are not what the records give")
-    return found
+    return reading
 
 
 def _end(connection: sqlite3.Connection, place: str) -> Reading:
@@ -434,10 +397,10 @@ def _end(connection: sqlite3.Connection, place: str) -> Reading:
     ((text, digest),) = rows
     if digest != _hash("totals", first.hash, last.hash, text.encode()):
         raise LedgerCorruptError(f"{place}: the totals do not fit the first and last record")
-    try:
-        return Reading(place, first, last, from_json(Account, parse(text)))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise LedgerCorruptError(f"{place}: the totals could not be read: {error}") from error
+    account = READERS["Account"](json.loads(text))
+    if to_json(account.settings) != json.loads(first.text)["settings"]:
+        raise LedgerCorruptError(f"{place}: the totals do not have the settings of record 0")
+    return Reading(place, first, last, account)
 
 
 def _rows(start: int, end: int, connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
@@ -467,67 +430,52 @@ def _hash(kind: str, *parts: bytes) -> bytes:
     return digest.digest()
 
 
-def _check_file(path: str, *, missing: bool = False) -> None:
-    """Raise LedgerWriteError if a path is a folder or, unless that is allowed, names nothing."""
-    if os.path.isdir(path):
-        raise LedgerWriteError(f"{path} must be the file of a ledger, got a folder")
-    if not missing and not os.path.lexists(path):
-        raise LedgerWriteError(f"{path} must be a ledger, but there is no such file")
-
-
 @contextmanager
 def translated(path: str) -> Iterator[None]:
-    """Turn errors of SQLite into LedgerErrors.
-
-    An error that neither a lock nor the device explains counts as corruption.
-    """
+    """Turn errors of SQLite and of what is read into LedgerErrors."""
     try:
         yield
-    except UnicodeDecodeError as error:
+    except LedgerError:
+        raise
+    except (ValueError, TypeError, RecursionError) as error:  # the content
         raise LedgerCorruptError(f"{path} is not an intact ledger: {error}") from error
     except sqlite3.Error as error:
         primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-        if primary in _BUSY:  # SQLite says so after ENOLCK, too
+        if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):  # also after ENOLCK
             raise LedgerBusyError(
                 f"{path} is locked by another program, or its file system has no locks: {error}"
             ) from error
-        if primary not in _DEVICE:
+        if primary == sqlite3.SQLITE_ERROR or not isinstance(error, sqlite3.OperationalError):
             raise LedgerCorruptError(
                 f"{path} is not an intact ledger: {error}; if it was one, count it as spent in full"
             ) from error
         raise LedgerWriteError(f"{path} could not be read or written: {error}") from error
 
 
-def _connect(path: str, mode: str) -> sqlite3.Connection:
-    """Open an existing database, read-only with mode "ro" or for writing with mode "rw".
+def connected(path: str, mode: str = "rw") -> sqlite3.Connection:
+    """Return a connection to a ledger's database. Use it within `translated`.
 
-    With "ro&immutable=1", no other file is read, made or locked; see :func:`_at_rest`.
-    """
-    connection = sqlite3.connect(
-        f"file:{quote(path)}?mode={mode}",
-        uri=True,
-        timeout=BUSY_SECONDS,
-        isolation_level=None,
-        check_same_thread=False,
-    )
-    connection.execute("PRAGMA trusted_schema = OFF")
-    connection.execute("PRAGMA cell_size_check = ON")
-    return connection
-
-
-def connected(path: str) -> sqlite3.Connection:
-    """Return a connection to write to a ledger's database, whose commits wait for the device.
-
-    Use it within `translated`.
+    Args:
+        path: path of the database.
+        mode: "rw" to write, with commits that wait for the device; "ro" to read one state, whatever
+            a writer does meanwhile. With "ro&immutable=1", no other file is read, made or locked.
 
     Raises:
         LedgerCorruptError: it is no ledger, or has another format.
         LedgerWriteError: the file system or the database cannot be written durably.
     """
-    connection = _connect(path, "rw")
+    address, busy = f"file:{quote(path)}?mode={mode}", BUSY_SECONDS
+    connection = sqlite3.connect(
+        address, uri=True, timeout=busy, isolation_level=None, check_same_thread=False
+    )
     try:
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA cell_size_check = ON")
+        if mode != "rw":
+            connection.execute("BEGIN")
         _check_database(connection, path)
-        _make_durable(connection, path)
+        if mode == "rw":
+            _make_durable(connection, path)
     except BaseException:
         connection.close()
         raise
@@ -551,16 +499,12 @@ def _check_database(connection: sqlite3.Connection, path: str) -> None:
 
 def _make_durable(connection: sqlite3.Connection, path: str) -> None:
     """Have every commit wait for the device, and raise LedgerWriteError if that cannot be."""
-    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-    if mode != "wal":
-        raise LedgerWriteError(
-            f"{path} must lie on a local file system that supports SQLite's WAL mode, got "
-            f"journal mode {mode!r}"
-        )
     for setting, value in _DURABLE.items():
-        connection.execute(f"PRAGMA {setting} = {value}")
+        connection.execute(f"PRAGMA {setting} = {value}").fetchone()
         if connection.execute(f"PRAGMA {setting}").fetchone() != (value,):
-            raise LedgerWriteError(f"{path}: SQLite refuses {setting} = {value}")
+            raise LedgerWriteError(
+                f"{path} must lie on a local file system: SQLite refuses {setting} = {value}"
+            )
     # A write that is rolled back, so that a read-only file raises here.
     connection.execute("BEGIN IMMEDIATE")
     connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
@@ -578,11 +522,12 @@ def _at_rest(path: str) -> tuple[int, ...] | None:
                 return None
         found = os.stat(path)
     except OSError as error:
-        raise LedgerWriteError(f"{path} could not be read: {error}") from error
+        reason = str(error.strerror).lower()
+        raise LedgerWriteError(f"{path} must be the file of a ledger: {reason}") from error
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _create(path: str, settings: Settings) -> None:
+def _create(path: str, empty: Account) -> None:
     """Create an empty ledger, which is complete and durable before it gets its name.
 
     Raises:
@@ -592,8 +537,8 @@ def _create(path: str, settings: Settings) -> None:
     if os.path.lexists(f"{path}-wal"):
         raise LedgerCorruptError(f"{path} must exist if {path}-wal does, but there is no such file")
     written = {"format_version": FORMAT_VERSION, "identity": os.urandom(16).hex()}
-    first = Record.after(None, canonical(written | {"settings": to_json(settings)}))
-    totals = Reading(path, first, first, Account(settings)).totals
+    first = Record.after(None, canonical(written | {"settings": to_json(empty.settings)}))
+    totals = Reading(path, first, first, empty).totals
     place = Path(path)
     remove_leftovers(place.parent, place.name)
     folder = temporary_folder(place)
@@ -610,3 +555,133 @@ def _create(path: str, settings: Settings) -> None:
         write_file(place, fresh.read_bytes())
     finally:
         shutil.rmtree(folder)
+
+
+# The register
+
+FILE_NAME, REGISTER_VERSION = "ledgers.json", 2
+_LOG = logging.getLogger(__name__)
+_CONDITION = (
+    "This is fixed only if the number of ledgers, and the ε, δ and plan (settings and number of "
+    "queries) of each, were chosen without the answers."
+)
+
+
+class Entry(NamedTuple):
+    """A ledger as it was promised; ε is None without a limit, or without a private answer."""
+
+    path: str
+    adjacency: str
+    epsilon: float | None
+    delta: float
+
+
+def register_of(ensemble: str | os.PathLike[str]) -> Path:
+    """Return the path of an ensemble's register."""
+    folder = Path(os.path.realpath(ensemble))
+    return folder.with_name(f"{folder.name}.private") / FILE_NAME
+
+
+def entered(register: Path) -> dict[str, Entry]:
+    """Return the entry of each ledger by its identity, in the order of their first use.
+
+    Raises:
+        ValueError: the file is not a register of this format.
+        OSError: the file cannot be read. Without a file there are no ledgers.
+    """
+    if not register.exists():
+        return {}
+    try:
+        written = json.loads(register.read_text(encoding="utf-8"))
+        if written["format_version"] != REGISTER_VERSION:
+            raise ValueError(f"format_version must be {REGISTER_VERSION}")
+        return {str(identity): Entry(**one) for identity, one in written["ledgers"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{register} must be a register of ledgers: {error!r}") from error
+
+
+def enter(ensemble: str | os.PathLike[str], reading: Reading) -> None:
+    """Enter a ledger at its path, with the charge to come, into an ensemble's register.
+
+    The log announces a further ledger. It also says if the register cannot be written; answers
+    then go on without it.
+    """
+    register, path, identity = register_of(ensemble), reading.path, reading.identity
+    settings, promised = reading.account.settings, None
+    if reading.account.kind == "fixed":
+        stated = reading.guarantee
+        promised = stated.epsilon if stated.limited and stated.epsilon != math.inf else None
+    entry = Entry(path, settings.adjacency, promised, settings.delta)
+    try:
+        if entered(register).get(identity) == entry:
+            return
+        register.parent.mkdir(mode=0o700, exist_ok=True)
+        with sole_writer(register, wait=True):
+            remove_leftovers(register.parent, FILE_NAME)
+            ledgers = entered(register) | {identity: entry}
+            listed = {one: found._asdict() for one, found in ledgers.items()}
+            text = json.dumps({"format_version": REGISTER_VERSION, "ledgers": listed}, indent=1)
+            write_file(register, f"{text}\n".encode())
+    except (OSError, ValueError) as error:
+        _LOG.warning("%s is in no register, so nothing adds its cost to others: %s", path, error)
+        return
+    if len(ledgers) > 1:
+        words = "%s is one of %d ledgers of this ensemble's periods, whose costs add up: see '%s'"
+        _LOG.warning(words, path, len(ledgers), "adapmixed ledger show --all")
+
+
+class Together(NamedTuple):
+    """The ledgers of one ensemble, and what they cost together so far.
+
+    Attributes:
+        readings: the ledgers that are there.
+        ledgers: number of all ledgers.
+        stated: all charges; "none" if a ledger has no ε that is fixed in advance. If neighbours of
+            the ledgers differ, these are zero-out; if units differ or are not known, it is a shard.
+        words: the sum as sentences; "" if no ledger was ever entered.
+    """
+
+    readings: list[Reading]
+    ledgers: int
+    stated: Guarantee
+    words: str
+
+
+def together(ensemble: str | os.PathLike[str], known: Reading | None = None) -> Together:
+    """Read all ledgers of an ensemble, and add up their costs.
+
+    A ledger that is lost, moved or damaged counts in full, as the register has it.
+
+    Args:
+        ensemble: the ensemble's folder.
+        known: a ledger that was read already, wherever it lies.
+
+    Raises:
+        ValueError, OSError: the register cannot be read.
+    """
+    found = [] if known is None else [known]
+    lost, reasons = list[Guarantee](), list[str]()
+    for identity, entry in entered(register_of(ensemble)).items():
+        if known is not None and known.identity == identity:
+            continue
+        why = "lost or moved"
+        try:
+            reading = read_ledger(entry.path, whole=False)
+            if reading.identity == identity:
+                found.append(reading)
+                continue
+        except LedgerError as error:
+            why = "damaged" if isinstance(error, LedgerCorruptError) else why
+        lost.append(Guarantee(entry.epsilon, entry.delta, "fixed", entry.adjacency))
+        reasons.append(f"{entry.path} ({why})")
+    stated, said = sum_of([one.account for one in found], lost)
+    count, full = len(found) + len(lost), "" if stated.epsilon is None else ", counted in full"
+    whose = f"All {count} ledgers" if count > 1 else "The only ledger in the register"
+    words = [f"{whose} of this ensemble's periods{' together' * (count > 1)}, so far: {said}"]
+    words += [f"Not there{full}, caveats unknown: {', '.join(reasons)}."] if lost else []
+    if stated.epsilon is not None:
+        words += [] if count == 1 and all(one.guarantee.limited for one in found) else [_CONDITION]
+        words += [stated.inside()] if count > 1 and stated.adjacency == "zero_out" else []
+        each = [warning for one in found for warning in one.guarantee.warnings]
+        words += dict.fromkeys([*stated.warnings, *each])
+    return Together(found, count, stated, " ".join(words) if count else "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import ROUND_CEILING, ROUND_FLOOR
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from functools import lru_cache, partial
 from typing import Any
 
@@ -40,7 +40,7 @@ from adapmixed.privacy.composition import (
     clipped_mixing_epsilon,
     renyi_epsilon,
 )
-from adapmixed.privacy.conversions import c_alpha, emptied_share, rdp_to_dp
+from adapmixed.privacy.conversions import c_alpha, emptied_share, lowered, rdp_to_dp
 from adapmixed.privacy.costs import (
     RANGE_ERROR,
     answer_range,
@@ -48,7 +48,6 @@ from adapmixed.privacy.costs import (
     radius_for_epsilon,
     sound_bound,
 )
-from adapmixed.privacy.rounding import four_digits, lowered
 
 __all__ = ["Plan", "epsilon_of", "models_for", "plan", "queries_for", "recommended"]
 
@@ -199,8 +198,7 @@ def _log_pool(
     target: float, delta: float, models: int, queries: int, adjacency: str, scale: float
 ) -> Plan:
     def stated(width: float, count: int = queries) -> float:
-        span = answer_range(scale, 0.0, width, models, adjacency)
-        return bounded_range_epsilon(span, count, delta)
+        return epsilon_of(delta, models, count, adjacency, lower=0.0, upper=width, scale=scale)
 
     widest = min(_WIDEST, MOST_DEPTH / scale * (1 - 2.0**-50))
     span = _largest_range(target, delta, queries) / (2 if adjacency == "replace_one" else 1)
@@ -455,8 +453,12 @@ def recommended(
 
 def rounded_inward(settings: Mapping[str, float]) -> dict[str, float]:
     """Return bounds with four digits, near 1 of their distance from 1, which cost no more."""
-    up = {"lower": ROUND_CEILING}
-    return {k: float(four_digits(v, up.get(k, ROUND_FLOOR))) for k, v in settings.items()}
+    found = {}
+    for name, value in settings.items():
+        context = Context(prec=4, rounding=ROUND_CEILING if name == "lower" else ROUND_FLOOR)
+        near = Decimal(1 if 0 < abs(value - 1.0) < 0.01 else 0)
+        found[name] = float(near + context.create_decimal(Decimal(value) - near))
+    return found
 
 
 def nearest(num_models: int) -> int:

@@ -19,7 +19,7 @@ from torch import Tensor
 import adapmixed_ext as ops
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
 from adapmixed.privacy import Accountant
-from adapmixed.privacy.account import ShardBudget
+from adapmixed.privacy.composition import ShardBudget
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.audit.finding import SLACK, Effort, Finding
 from adapmixed_lab.audit.search import FAR, both_ways, charged

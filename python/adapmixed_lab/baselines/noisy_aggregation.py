@@ -12,7 +12,7 @@ import adapmixed_ext as ops
 from adapmixed.limits import check_count, check_number, check_sigma
 from adapmixed.mechanisms import Rows
 from adapmixed.privacy import GaussianScreening, PublicAnswer
-from adapmixed.privacy.account import Account, Settings
+from adapmixed.privacy.accountant import Account, Settings
 from adapmixed.privacy.guarantee import fixed_epsilon
 from adapmixed.privacy.planner import largest_within
 from adapmixed_ext.inputs import likeliest

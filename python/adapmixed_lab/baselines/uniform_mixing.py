@@ -13,8 +13,8 @@ from adapmixed.limits import MOST_BOX, check_number, check_queries
 from adapmixed.mechanisms import Rows
 from adapmixed.privacy import ClippedAnswer
 from adapmixed.privacy.composition import PLANNED_POINTS, clipped_mixing_epsilon
+from adapmixed.privacy.conversions import up
 from adapmixed.privacy.planner import largest_within
-from adapmixed.privacy.rounding import up
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.baselines.given import Baseline, GivenToken, answered, unprotected
 

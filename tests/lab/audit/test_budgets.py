@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from adapmixed.mechanisms import ClippedLogPool, clipped
-from adapmixed.privacy.account import Account, ShardBudget
+from adapmixed.privacy.accountant import Account
+from adapmixed.privacy.composition import ShardBudget
 from adapmixed_lab.audit import budgets as audit
 from adapmixed_lab.audit.budgets import ENDLESS, ZCDP_ORDERS, Tree
 

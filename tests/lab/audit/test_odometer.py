@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from adapmixed.mechanisms import AdaPMixED, paper
 from adapmixed.privacy import LeaveOneOutLoss
-from adapmixed.privacy.account import Account
+from adapmixed.privacy.accountant import Account
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed_lab.audit import odometer as audit
 from adapmixed_lab.audit.odometer import Odometer, extremal

@@ -237,11 +237,11 @@ def test_amplifying_at_the_rate_while_dividing_by_the_subset_is_unsound():
         distribution = (1 - g) * rare + g * (others + raised) / num_models
         emptied = (1 - g) * rare + g * (others + rare) / num_models
         loss = both(pair(distribution), pair(emptied), order)
-    assert loss > 8 * sound_bound(order, 0.15, num_models, rate)
-    sound = sound_bound(order, 0.15, num_models, float(g))
+    assert loss > 8 * sound_bound(order, 0.15, num_models / rate)
+    sound = sound_bound(order, 0.15, num_models / float(g))
     assert loss <= sound
     # docs/theory/pmixed.md.
-    formula = sound_bound(order, 0.15, num_models, rate)
+    formula = sound_bound(order, 0.15, num_models / rate)
     found = [float(loss), formula, sound]
     assert found == pytest.approx([0.0011990, 0.00010495, 0.0017427], rel=5e-5)
 
