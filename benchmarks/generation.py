@@ -23,8 +23,7 @@ from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.decoder import Decoder, key_value_cache
-from adapmixed.ensemble.lora import Adapter
-from adapmixed.ensemble.output_layer import Logits
+from adapmixed.ensemble.lora import Adapter, Logits
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, Rows, shaped
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom

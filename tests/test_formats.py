@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from adapmixed.commands import mechanisms
-from adapmixed.ensemble import manifest
+from adapmixed.ensemble import members as manifest
 from adapmixed.training import folder as training
 from adapmixed_lab import dp_sgd
 from adapmixed_lab.reproduce import dp_adapter

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from adapmixed.ensemble.manifest import FILE_NAME, MEMBER_FILE, read_manifest, read_member_record
+from adapmixed.ensemble.members import MEMBER_FILE, read_manifest, read_member_record
+from adapmixed.ensemble.public_model import FILE_NAME
 from adapmixed.evaluation import Evaluation, compared
 from adapmixed.evaluation.result import BLOCK, LEAST_BLOCKS
 from adapmixed.files import write_file

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.decoder import written_layers
-from adapmixed.ensemble.lora import SHARES_NO_BLOCK, block_names
-from adapmixed.ensemble.support import TESTED
+from adapmixed.ensemble.lora import SHARES_NO_BLOCK, TESTED, block_names
 
 # Tolerances relative to the largest logit. The loop multiplies the same shapes, while passes of
 # other shapes round all activations otherwise. Missing positions move logits by 0.6 of it or more.

@@ -12,7 +12,7 @@ from tiny_models import VOCAB, write_adapter
 from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
-from adapmixed.ensemble.output_layer import HeadAdapters
+from adapmixed.ensemble.lora import HeadAdapters
 from adapmixed.generation import PrivateGenerator
 from adapmixed.mechanisms import ClippedLogPool, Unprotected
 from adapmixed.privacy import Accountant

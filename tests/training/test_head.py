@@ -15,8 +15,7 @@ from families import tiny
 from tiny_models import VOCAB
 from torch import Tensor, nn
 
-from adapmixed.ensemble.lora import block_names, head_name, linear_names
-from adapmixed.ensemble.support import TESTED
+from adapmixed.ensemble.lora import TESTED, block_names, head_name, linear_names
 from adapmixed.training import FinetuneConfig, blocks, shard_seed, train_adapter
 from adapmixed.training.blocks import Blocks, find_trunk, token_blocks, trunk_once
 from adapmixed.training.finetune import adapted_copy

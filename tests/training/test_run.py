@@ -32,7 +32,7 @@ from training_cases import (
 
 from adapmixed.data import Corpus
 from adapmixed.ensemble import Ensemble, read_manifest
-from adapmixed.ensemble.manifest import read_member_record
+from adapmixed.ensemble.members import read_member_record
 from adapmixed.files import sole_writer
 from adapmixed.training import TrainingRun, assign_shards, train_ensemble
 from adapmixed.training.folder import await_path

@@ -295,7 +295,7 @@ def read_plan(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: the file is no saved plan, has another version, or was changed by hand.
     """
-    from adapmixed.ensemble.manifest import read_versioned
+    from adapmixed.ensemble.members import read_versioned
 
     entries = ("ensemble", "mechanism", "delta", "adjacency", "tokens")
     try:

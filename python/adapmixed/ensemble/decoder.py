@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from adapmixed.ensemble.output_layer import Logits, LogitsRoom
+from adapmixed.ensemble.lora import Logits, LogitsRoom
 
 if TYPE_CHECKING:
     from adapmixed.ensemble.ensemble import AnswerBytes, Ensemble
@@ -48,17 +48,18 @@ class Decoder:
         if not bool(mask[:, -1].all()):
             raise ValueError("attention_mask must end in 1 in every row: pad on the left to decode")
         self._ensemble, self._active = ensemble, active
-        self._memory_bytes = memory_bytes
-        self._answer_bytes = answer_bytes
-        self._ids = ids
-        self._mask = mask
-        self._logits: Logits | None
+        self._ids, self._mask = ids, mask
+        self._logits: Logits | None = None
         self._room = LogitsRoom()
-        self._unread = 0  # positions at the end that the cache does not hold yet
         self._cut(int(self._padding().min()))
         # Each sequence's positions at its end, so that no later read needs more memory.
         self._ends = self.length - self._padding() + new_tokens
-        self._begin()
+        self._chunk = ensemble.chunk_size(
+            len(ids), self.length, memory_bytes, last_only=True, window=self.window,
+            answer_bytes=answer_bytes, active=active,
+        )  # fmt: skip
+        self._cache = ensemble.new_cache(self.window, len(ids), self._chunk)
+        self._unread = self.length  # positions at the end that the cache does not hold yet
         if not unread:
             self.read()
 
@@ -124,8 +125,7 @@ class Decoder:
     def drop(self, ended: Tensor) -> None:
         """Drop sequences that ended, before `append` advances the others, which keep their order.
 
-        The logits are lost until then. Padding that the others have in common is dropped, too. If
-        prompts are not read to the end, the reading begins anew.
+        The logits are lost until then. Padding that the others have in common is dropped, too.
 
         Args:
             ended: (b,) bool, at least one of them False.
@@ -133,18 +133,17 @@ class Decoder:
         going = (~ended).nonzero()[:, 0].to(self._ids.device)
         first = int(self._padding()[going].min())
         self._ends = self._ends[going]
-        if not self._unread:
-            rows = self._ensemble.output_layer.num_models + 1
-            blocks = torch.arange(rows, device=going.device) * len(ended)
-            in_all_blocks = (blocks[:, None] + going).flatten()
-            for layer in written_layers(self._cache):
-                kept = going if len(layer.keys) == len(ended) else in_all_blocks
-                keep_rows(layer, kept, self._ensemble.begun + self.length - first, self.window)
-            self._logits = None
+        read = self.length - self._unread
+        rows = self._ensemble.output_layer.num_models + 1
+        blocks = torch.arange(rows, device=going.device) * len(ended)
+        in_all_blocks = (blocks[:, None] + going).flatten()
+        for layer in written_layers(self._cache):
+            kept = going if len(layer.keys) == len(ended) else in_all_blocks
+            keep_rows(layer, kept, self._ensemble.begun + max(0, read - first), self.window)
+        self._logits = None
         self._ids, self._mask = self._ids[going], self._mask[going]
         self._cut(first)
-        if self._unread:
-            self._begin()
+        self._unread = min(self._unread, self.length)
 
     def join(self, other: Decoder) -> None:
         """Add another decoder's sequences behind these, before `append` advances all of them.
@@ -183,16 +182,6 @@ class Decoder:
     def _check_read(self) -> None:
         if self._unread:
             raise ValueError(f"read() must be called first: {self._unread} positions are unread")
-
-    def _begin(self) -> None:
-        """Make a new cache, which holds no position yet."""
-        batch, length = self._ids.shape
-        self._chunk = self._ensemble.chunk_size(
-            batch, length, self._memory_bytes, last_only=True, window=self.window,
-            answer_bytes=self._answer_bytes, active=self._active,
-        )  # fmt: skip
-        self._cache = self._ensemble.new_cache(self.window, batch, self._chunk)
-        self._unread = length
 
     def _advance(self, ids: Tensor, mask: Tensor) -> None:
         self._logits = None  # free the old logits before computing the new ones
@@ -340,13 +329,10 @@ def join_rows(layer: Any, other: Any, sequences: tuple[int, int], positions: int
         parts = [getattr(one, name) for one in (layer, other)]
         blocks = len(parts[0]) // sequences[0]
         _, heads, _, size = parts[0].shape
-        block = parts[0].new_empty(blocks, sum(sequences), heads, room, size)
-        start = 0
-        for part, count in zip(parts, sequences, strict=True):
-            rows, padding = block[:, start : start + count], held - part.shape[-2]
-            rows[..., :padding, :] = 0.0  # masked, but 0 times a NaN would not be 0
-            rows[..., padding:held, :] = part.unflatten(0, (blocks, count))
-            start += count
+        # Zeros: what is padding is masked, but 0 times a NaN would not be 0.
+        block = parts[0].new_zeros(blocks, sum(sequences), heads, room, size)
+        for part, rows in zip(parts, block.split(sequences, dim=1), strict=True):
+            rows[..., held - part.shape[-2] : held, :] = part.view(blocks, -1, *part.shape[1:])
         joined.append(block.flatten(0, 1))
     other.keys = other.values = None
     _hold(layer, joined, held, length, positions)

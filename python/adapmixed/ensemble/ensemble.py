@@ -16,7 +16,12 @@ import torch
 from torch import Tensor
 
 from adapmixed.ensemble.lora import (
+    TESTED,
     Adapter,
+    HeadAdapters,
+    Logits,
+    LogitsRoom,
+    OutputLayer,
     Trunk,
     find_trunk,
     head_name,
@@ -24,17 +29,11 @@ from adapmixed.ensemble.lora import (
     linear_names,
     merged_layers,
     repeat_at,
+    row_width,
     stack_adapters,
 )
 from adapmixed.ensemble.members import read_members
-from adapmixed.ensemble.output_layer import (
-    HeadAdapters,
-    Logits,
-    LogitsRoom,
-    OutputLayer,
-    row_width,
-)
-from adapmixed.ensemble.support import TESTED, check_behaviour, check_model, max_positions
+from adapmixed.ensemble.public_model import check_behaviour, check_model, max_positions
 from adapmixed.limits import LEAST_ACTIVE, active_tokens, check_models, check_vocabulary
 from adapmixed.ranks import ALONE, Ranks
 from adapmixed.text import beginning_of, unnamed_ids
@@ -160,7 +159,7 @@ class Ensemble:
             ranks=ranks,
         )
         model.set_submodule(head, self.output_layer)
-        hooks = repeat_at(model, self.trunk, len(adapters) + 1)
+        repeat_at(model, self.trunk, len(adapters) + 1)
         model.eval()
         model.requires_grad_(False)
         self.model, self.ranks = model, ranks
@@ -173,16 +172,7 @@ class Ensemble:
         self.unverified = unverified
         self.unit, self.fingerprint, self.folder = unit, fingerprint, folder
         if model.config.model_type not in TESTED:
-            try:
-                check_behaviour(self)
-            except ValueError as error:
-                if not hooks or not ranks.alone:  # all ranks would have to decide so
-                    raise
-                _LOG.warning("members share no block, which costs time: %s", error)
-                for hook in hooks:
-                    hook.remove()
-                self.trunk = Trunk()
-                check_behaviour(self)
+            check_behaviour(self)
 
     @classmethod
     def from_pretrained(

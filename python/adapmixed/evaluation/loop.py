@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from adapmixed.ensemble.ensemble import DEFAULT_MEMORY_BYTES
-from adapmixed.ensemble.output_layer import LogitsRoom
+from adapmixed.ensemble.lora import LogitsRoom
 from adapmixed.evaluation.diagnostics import Diagnostics, target_log_probs
 from adapmixed.evaluation.result import Evaluation, Tally, compared, read_state, save_state
 from adapmixed.files import remove_leftovers, sole_writer

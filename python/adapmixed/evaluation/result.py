@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adapmixed.ensemble.manifest import read_versioned
+from adapmixed.ensemble.members import read_versioned
 from adapmixed.files import write_file
 from adapmixed.mechanisms import Answer, Ticket
 from adapmixed.privacy import Accountant, Guarantee

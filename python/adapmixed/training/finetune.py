@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapmixed.ensemble.support import max_positions
+from adapmixed.ensemble.public_model import max_positions
 from adapmixed.training.blocks import (
     IGNORED,
     Blocks,

@@ -21,14 +21,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from adapmixed.ensemble.manifest import (
-    FILE_NAME,
+from adapmixed.ensemble.members import (
     Manifest,
     read_manifest,
     read_member_record,
     read_versioned,
     write_manifest,
 )
+from adapmixed.ensemble.public_model import FILE_NAME
 from adapmixed.files import (
     check_locks,
     create_file,

@@ -20,7 +20,7 @@ import torch
 from tqdm import tqdm
 
 from adapmixed.data.builtin import Document
-from adapmixed.ensemble.manifest import MEMBER_FILE, MEMBER_VERSION, read_member_record
+from adapmixed.ensemble.members import MEMBER_FILE, MEMBER_VERSION, read_member_record
 from adapmixed.ensemble.public_model import load_base
 from adapmixed.files import publish_folder, temporary_folder, write_file
 from adapmixed.text import token_stream

@@ -35,7 +35,7 @@ from tqdm import tqdm
 
 from adapmixed.data.corpus import Corpus
 from adapmixed.ensemble.ensemble import try_members
-from adapmixed.ensemble.manifest import Manifest, read_member_record
+from adapmixed.ensemble.members import Manifest, read_member_record
 from adapmixed.ensemble.public_model import load_base, reading_base
 from adapmixed.limits import check_count, check_models, check_option
 from adapmixed.ranks import ALONE, Rank, Ranks
