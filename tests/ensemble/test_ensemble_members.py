@@ -32,7 +32,7 @@ from adapmixed.ensemble.lora import Adapter
 from adapmixed.ensemble.members import fingerprint, member_digests, read_adapters
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.training import token_stream
-from adapmixed.training.base import base_facts
+from adapmixed.training.settings import base_facts
 
 KNOWN = VOCAB - 7
 BEYOND = f"got {VOCAB} with vocab_size = {VOCAB}"

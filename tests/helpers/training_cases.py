@@ -12,7 +12,7 @@ import torch
 
 from adapmixed.data import Corpus, demo_base
 from adapmixed.training import FinetuneConfig, TrainingRun, train_ensemble
-from adapmixed.training.folder import TrainingFolder
+from adapmixed.training.shards import TrainingFolder
 
 CONFIG = FinetuneConfig(
     rank=2, alpha=4, target_modules=("c_attn",), learning_rate=0.01, epochs=2, batch_size=2,

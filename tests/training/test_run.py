@@ -35,7 +35,7 @@ from adapmixed.ensemble import Ensemble, read_manifest
 from adapmixed.ensemble.members import read_member_record
 from adapmixed.files import sole_writer
 from adapmixed.training import TrainingRun, assign_shards, train_ensemble
-from adapmixed.training.folder import await_path
+from adapmixed.training.shards import await_path
 
 HOMES = dict(zip(USERS, assign_shards(USERS, NUM_MODELS, key=bytes.fromhex(KEY)), strict=True))
 
@@ -49,7 +49,7 @@ def test_an_ensemble_is_whole_and_loads(
 
     An empty shard gives the public model.
     """
-    caplog.set_level(logging.INFO, logger="adapmixed.training.pool")
+    caplog.set_level(logging.INFO, logger="adapmixed.training.run")
     config = replace(CONFIG, target_modules=(target,), early_stopping=True)
     run = a_run(tmp_path, tiny, num_models=40, validation_fraction=0.3, config=config)
     lines: list[str] = []

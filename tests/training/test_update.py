@@ -26,7 +26,7 @@ from training_cases import (
 from adapmixed.ensemble import Ensemble, read_manifest
 from adapmixed.ranks import Rank, Ranks
 from adapmixed.training import TrainingRun, train_ensemble
-from adapmixed.training.pool import Progress
+from adapmixed.training.run import Progress
 from adapmixed.training.shards import by_table, enrol
 
 HEAD = replace(CONFIG, target_modules=("lm_head",), epochs=1)
