@@ -218,20 +218,16 @@ def written_layers(cache: Any) -> list[Any]:
 def check_cache(config: Any) -> None:
     """Check that a model keeps nothing between positions but keys and values.
 
+    Another state may depend on padding and chunk boundaries, or cannot join or leave a batch.
+
     Raises:
         ValueError: if a layer has a recurrent state, or another kind of memory.
     """
     for layer in DynamicCache(config=config).layers:
-        if hasattr(layer, "update_recurrent_state"):
-            raise ValueError(
-                f"base must have attention layers only, got {config.model_type} with recurrent "
-                "ones: their state depends on padding and chunk boundaries, so that a batch would "
-                "answer otherwise than single prompts"
-            )
         if type(layer).__name__ not in _LAYERS:
             raise ValueError(
-                f"base must have layers that cache keys and values alone, got {config.model_type} "
-                f"with {type(layer).__name__}"
+                f"base must have attention layers only, which cache keys and values alone, got "
+                f"{config.model_type} with {type(layer).__name__}"
             )
 
 

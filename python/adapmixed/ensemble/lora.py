@@ -274,16 +274,17 @@ def find_trunk(model: Any, adapted: Collection[str]) -> Trunk:
         model: the public model, before adapters are stacked on it; it is not changed.
         adapted: full names of the adapted layers.
     """
-    head = head_name(model)
+    head, blocks = head_name(model), block_names(model)
     if set(adapted) == {head}:
-        return Trunk(head=head, depth=len(block_names(model)))
-    blocks = block_names(model)
-    own = {name: _block_of(name, blocks) for name in adapted if name != head}
-    apart = model.config.model_type not in TESTED - SHARES_NO_BLOCK
-    if apart or not own or not blocks or None in own.values():
+        return Trunk(head=head, depth=len(blocks))
+    places = [
+        [place for place, block in enumerate(blocks) if name.startswith(f"{block}.")]
+        for name in adapted
+        if name != head
+    ]
+    if model.config.model_type not in TESTED - SHARES_NO_BLOCK or not all(places or [[]]):
         return Trunk()
-    first = min(blocks.index(block) for block in own.values() if block is not None)
-    return Trunk(blocks=blocks[first:], depth=len(blocks))
+    return Trunk(blocks=blocks[min(places)[0] :], depth=len(blocks))
 
 
 def repeat_at(model: Any, trunk: Trunk, rows: int) -> None:
@@ -332,10 +333,6 @@ def _repeated(name: str, value: Any, rows: int, sequences: int) -> Any:
             f"decoder blocks must take known tensors, got {name} of shape {tuple(value.shape)}"
         )
     return value.expand(rows, *value.shape).flatten(0, 1)
-
-
-def _block_of(name: str, blocks: tuple[str, ...]) -> str | None:
-    return next((block for block in blocks if name.startswith(f"{block}.")), None)
 
 
 class Logits(NamedTuple):

@@ -431,9 +431,8 @@ class MemberTrainer:
         )
         weights = (p for p in trained.model.parameters() if p.requires_grad)
         losses = (*trained.losses, *trained.held_out_losses)
-        if not all(bool(p.isfinite().all()) for p in weights) or not all(
-            map(math.isfinite, losses)
-        ):
+        finite = all(map(math.isfinite, losses)) and all(bool(p.isfinite().all()) for p in weights)
+        if not finite:
             raise ValueError(f"{folder.name}: training diverged, use a lower learning_rate")
         if adapts_head_alone(trained.model.get_base_model()):
             shorten(trained.model)
