@@ -13,7 +13,7 @@ from families import tiny
 from tiny_models import POSITIONS, VOCAB, adapted_layers, write_adapter
 
 from adapmixed.ensemble import Ensemble
-from adapmixed.ensemble.decoder import Decoder, PreallocatedLayer
+from adapmixed.ensemble.decoder import Decoder
 
 
 def test_given_model_is_left_alone_and_dropout_is_off(
@@ -118,17 +118,6 @@ def test_threads_share_an_ensemble(tmp_path: Path) -> None:
 
 
 # The decoder's cache: as large as it is counted, and prompts that are read in parts.
-
-
-def test_a_layer_without_room_grows_by_a_quarter() -> None:
-    """The cache is copied now and then, not with every token."""
-    layer, places = PreallocatedLayer(0), set()
-    for step in range(101):
-        layer.update(*torch.full((2, 3, 2, 1 if step else 4, 4), float(step)))
-        assert layer.keys is not None
-        places.add(layer.keys.data_ptr())
-    assert layer.keys[0, 0, :, 0].tolist() == [0.0] * 3 + [float(step) for step in range(101)]
-    assert len(places) <= 16 and layer.keys.untyped_storage().nbytes() <= 1.25 * 104 * 3 * 2 * 4 * 4
 
 
 def parts(decoder: Decoder) -> list[torch.Tensor]:

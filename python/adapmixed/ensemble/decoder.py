@@ -19,7 +19,6 @@ from adapmixed.ensemble.lora import Logits, LogitsRoom
 if TYPE_CHECKING:
     from adapmixed.ensemble.ensemble import AnswerBytes, Ensemble
 
-_GROWTH = 4  # a full layer grows by a quarter
 _LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")  # the last one holds nothing
 
 
@@ -199,8 +198,8 @@ def key_value_cache(config: Any, positions: int) -> DynamicCache:
 
     Args:
         config: the model's transformers configuration.
-        positions: how many positions each layer reserves when it is first written. A layer grows
-            if more come.
+        positions: how many positions each layer reserves when it is first written. If more come,
+            it is copied for each of them.
     """
     cache = DynamicCache(config=config)
     cache.layers = [
@@ -279,8 +278,7 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is 
         stop = start + new.shape[-2]
         block = self._blocks[which]
         if block is None or block.shape[-2] < stop:
-            grown = stop + stop // _GROWTH if start else stop
-            room = self._positions if stop <= self._positions else grown
+            room = max(stop, self._positions)
             block = new.new_empty((*new.shape[:-2], room, new.shape[-1]))
             if held is not None:
                 block[..., :start, :] = held

@@ -349,7 +349,7 @@ class Ensemble:
             memory_bytes: as in `iter_logits`; it must hold the cache of all positions to come.
             attention_mask: (b, t) of 0 and 1; prompts of unequal length are padded on the left.
             new_tokens: the largest number of tokens that will be appended. The cache reserves room
-                for them, within `memory_bytes`. Beyond that it grows by a quarter, uncounted.
+                for them, within `memory_bytes`. Beyond that it is copied at every token, uncounted.
             answer_bytes: returns the bytes that the caller holds together with a position's logits.
                 They count towards `memory_bytes`.
             unread: whether to leave the reading to `Decoder.read`, for prompts in parts.
