@@ -76,7 +76,6 @@ _MIN_KEY = 16
 _MAX_KEY = 64  # BLAKE2b's limit
 KEY_BYTES = 32
 _LEAST_HELD_OUT = 8  # a shard with fewer tokens holds none of them out
-_BUFFERED = 64 << 20  # bytes of documents in memory before they are written to files
 
 
 def assign_shards(identifiers: Sequence[str], num_shards: int, *, key: bytes) -> list[int]:
@@ -297,7 +296,7 @@ def spool(
     wanted: Collection[int],
     folder: Path,
 ) -> Spool:
-    """Divide a stream of documents into files in one pass, with 64 MiB in memory at a time.
+    """Divide a stream of documents into files in one pass, with one document in memory.
 
     Args:
         documents: the whole corpus.
@@ -311,29 +310,13 @@ def spool(
     """
     mac = hmac.new(key, b"adapmixed corpus", hashlib.sha256)
     sizes: Counter[int] = Counter()
-    held: dict[int, list[bytes]] = {}
-    bytes_held = 0
-
-    def write() -> None:
-        for shard, lines in held.items():
-            with open(_file(folder, shard), "ab") as file:
-                file.writelines(lines)
-        held.clear()
-
     document = None
     for document in documents:
         add_document(mac, document)
-        shard = shard_of(document.identifier)
-        if shard not in wanted:
-            continue
-        line = json.dumps([document.identifier, document.text]).encode() + b"\n"
-        held.setdefault(shard, []).append(line)
-        sizes[shard] += len(line)
-        bytes_held += len(line)
-        if bytes_held > _BUFFERED:
-            write()
-            bytes_held = 0
-    write()
+        if (shard := shard_of(document.identifier)) in wanted:
+            line = json.dumps([document.identifier, document.text]).encode() + b"\n"
+            with open(_file(folder, shard), "ab") as file:
+                sizes[shard] += file.write(line)
     if document is None:
         raise ValueError("corpus must hold text, but has none")
     return Spool(folder, mac.hexdigest(), dict(sizes))
