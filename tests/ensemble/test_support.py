@@ -124,6 +124,7 @@ def without(ignored: str) -> Callable[[Any], None]:
             hooked(lambda one: one + 2.0**-10 * one.mean(0, True)),
             "row of a batch changes another",
         ),
+        ("llama", hooked(lambda one: one + 2.0**-10 * one.roll(2, 0)), "one row of a batch"),
         ("llama", hooked(lambda one: one + 0.5 * one[:, -1:]), "a later token"),
         ("llama", hooked(lambda one: one * one.shape[1]), "cache changes"),
         ("llama", hooked(lambda one: one[..., :3]), "RuntimeError"),

@@ -493,7 +493,7 @@ def max_positions(config: Any) -> int | None:
 def check_behaviour(ensemble: Ensemble) -> None:
     """Try a model of an untested type on a few tokens.
 
-    All rows of a sequence must keep every bit if another sequence of the batch changes. Up to
+    All rows of a sequence must keep every bit if the other sequences of the batch change. Up to
     rounding, a later token must not change earlier logits. Up to rounding, a cache, left padding
     and a decoder whose sequences join and leave must give the logits of a single pass. This finds
     gross faults only: longer windows are not tried.
@@ -517,10 +517,11 @@ def _fault(ensemble: Ensemble) -> str | None:
     padded = tokens[None]
     ids = padded[:, _PADDING:]
     whole = _rows(ensemble.forward(ids, None, None))
-    both = [torch.cat([ids, (ids + step) % ensemble.vocab_size]) for step in (1, 2)]
-    first, second = (_rows(ensemble.forward(one, None, None)) for one in both)
-    if not torch.equal(first[:, 0], second[:, 0]):
-        return "one row of a batch changes another"
+    for others in (1, 2):
+        batches = [[ids, *[(ids + step) % ensemble.vocab_size] * others] for step in (1, 2)]
+        first, second = (_rows(ensemble.forward(torch.cat(one), None, None)) for one in batches)
+        if not torch.equal(first[:, 0], second[:, 0]):
+            return "one row of a batch changes another"
     other = ids.clone()
     other[:, -1] = (other[:, -1] + 1) % ensemble.vocab_size
     if _differ(_rows(ensemble.forward(other, None, None))[:, :, :-1], whole[:, :, :-1]):
