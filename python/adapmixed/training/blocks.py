@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,18 +44,20 @@ class Blocks:
     """Blocks of tokens to train on or to score, as `token_blocks` cuts them.
 
     Attributes:
-        inputs: (blocks, t) int64 token ids.
+        inputs: (blocks, t) int64 token ids, or numbers of stored hidden states instead.
         labels: (blocks, t) int64; each block has a label that counts.
+        head: the output layer, if it computes losses from stored states; each pass is then a block.
     """
 
     inputs: Tensor
     labels: Tensor
+    head: _Head | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def passes(self, rows: Tensor, *, whole: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (input_ids, targets), each (k, s) int64, for the passes of a step.
+        """Yield (inputs, targets), each (k, s) int64, for the passes of a step.
 
         What follows the last target is left out.
 
@@ -64,8 +65,8 @@ class Blocks:
             rows: (n,) int64, the numbers of the step's blocks.
             whole: whether one pass takes all of them, as on a GPU.
         """
-        most = len(rows) if whole else max(1, PASS_TOKENS // self.labels.shape[1])
-        for part in torch.split(rows, most):
+        most = 1 if self.head is not None else max(1, PASS_TOKENS // self.labels.shape[1])
+        for part in torch.split(rows, len(rows) if whole else most):
             targets = self.labels[part, 1:]
             last = int((targets != IGNORED).any(0).nonzero().max()) + 1
             yield self.inputs[part, :last], targets[:, :last]
@@ -115,34 +116,10 @@ class HeadTrunk(NamedTuple):
     plain: bool
 
 
-@dataclass(frozen=True)
-class StateBlocks:
-    """Blocks of which the hidden states are stored; it is read as `Blocks` is.
-
-    Attributes:
-        targets: (n,) int64, the tokens that are predicted in all stored blocks.
-        bounds: for each of these blocks the start and the end of its targets.
-        head: the output layer if its results are the logits in fp32, on the CPU; else None.
-    """
-
-    targets: Tensor
-    bounds: Sequence[tuple[int, int]]
-    head: _Head | None
-
-    def __len__(self) -> int:
-        return len(self.bounds)
-
-    def passes(self, rows: Tensor, *, whole: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (numbers of the stored states instead of token ids, targets), each (1, s) int64."""
-        blocks = [torch.arange(*self.bounds[row]) for row in rows.tolist()]
-        for numbers in [torch.cat(blocks)] if whole else blocks:
-            yield numbers[None], self.targets[numbers][None]
-
-
 @contextmanager
 def trunk_once(
     model: Any, trunk: HeadTrunk | None, parts: Sequence[Blocks], scratch: Path | None = None
-) -> Iterator[Sequence[Blocks | StateBlocks]]:
+) -> Iterator[Sequence[Blocks]]:
     """Let a model that adapts its output layer alone answer from stored hidden states.
 
     The model is changed while the context is entered, and restored afterwards.
@@ -167,19 +144,18 @@ def trunk_once(
     module = inner.get_submodule(trunk.name)
     head = head_name(inner)
     layer = inner.get_submodule(head)
-    whole = Blocks(*(torch.cat([getattr(p, n) for p in parts]) for n in ("inputs", "labels")))
-    targets = whole.labels[:, 1:]
-    counts = (targets != IGNORED).sum(1).tolist()
-    bounds = list(pairwise(accumulate(counts, initial=0)))
-    states = _states(module, whole, scratch)
+    inputs, labels = (torch.cat([getattr(p, n) for p in parts]) for n in ("inputs", "labels"))
+    states = _states(module, Blocks(inputs, labels), scratch)
+    numbers = torch.zeros_like(inputs)
+    numbers[:, :-1][labels[:, 1:] != IGNORED] = torch.arange(len(states))
     quick = trunk.plain and states.dtype == torch.float32 and not layer.base_layer.weight.is_cuda
     own = _Head(layer, states) if quick else None
-    predicted = targets[targets != IGNORED]
-    ends = pairwise(accumulate(map(len, parts), initial=0))
+    sizes = list(map(len, parts))
+    split = zip(torch.split(numbers, sizes), torch.split(labels, sizes), strict=True)
     try:
         inner.set_submodule(trunk.name, _Stored(states, trunk.kind))
         inner.set_submodule(head, own or layer)
-        yield [StateBlocks(predicted, bounds[slice(*end)], own) for end in ends]
+        yield [Blocks(*part, own) for part in split]
     finally:
         if own is not None:
             own.finish()
@@ -230,14 +206,22 @@ class _Head(nn.Module):
         self._b.copy_(unpack_tokens(self.packs, len(self._b)).T).requires_grad_()
 
     @torch.no_grad()
-    def loss(self, rows: slice, targets: Tensor, weight: float | None = None) -> float:
-        """Return the sum of the cross entropies of targets (n,) at the rows of one block.
+    def loss(self, numbers: Tensor, targets: Tensor, weight: float | None = None) -> float:
+        """Return the sum of the cross entropies of a block's targets (1, s), in nats.
 
         With a weight, the gradient of the sum times the weight is added to the parameters'.
         """
-        states, packs = self._states[rows], self.packs.detach()
+        scored = targets != IGNORED
+        targets, first = targets[scored], int(numbers[scored][0])
+        states, packs = self._states[first : first + len(targets)], self.packs.detach()
+        public = self._kept.get(first)
+        if public is None:
+            public = self._base(states)
+            if len(public) <= self._room:
+                self._room -= len(public)
+                self._kept[first] = public
         low = nn.functional.linear(states, self._a) * self._scale  # s A h
-        given = self._public(rows), low, packs, targets
+        given = public, low, packs, targets
         if weight is None:
             return float(cross_entropy(*given).sum())
         of_low, of_packs = torch.empty_like(low), torch.zeros_like(packs)
@@ -245,15 +229,6 @@ class _Head(nn.Module):
         _add_gradient(self.packs, of_packs * weight)
         _add_gradient(self._a, of_low.T @ states * (weight * self._scale))
         return float(losses.sum())
-
-    def _public(self, rows: slice) -> Tensor:
-        found = self._kept.get(rows.start)
-        if found is None:
-            found = self._base(self._states[rows])
-            if len(found) <= self._room:
-                self._room -= len(found)
-                self._kept[rows.start] = found
-        return found
 
 
 def _add_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:
