@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from processes import killed_before
-from training_cases import CONFIG, KEY, USERS, a_run, contents, rows, write_corpus
+from training_cases import CONFIG, KEY, USERS, a_run, contents, refuses, rows, write_corpus
 
 from adapmixed.data.builtin import Document
 from adapmixed.ensemble import Ensemble, read_manifest
@@ -207,8 +207,7 @@ def test_a_withdrawn_member_stays_so(tiny: Path, tmp_path: Path, folders: Path) 
     shutil.rmtree(run.output / name)
     before = own(tmp_path, tiny, "ensemble")
     assert train(before) == []
-    with pytest.raises(ValueError, match=f"update needs a corpus without the text of {name}, "):
-        train(before, update=True)
+    refuses(f"update needs a corpus without the text of {name}, ", before, update=True)
     assert read_manifest(run.output).members[int(name[-3:])] is None
     written(name)
     assert train(before) == [name] and read_manifest(run.output) == whole
@@ -233,11 +232,6 @@ def test_a_member_of_an_older_training_does_not_load(
 
 def test_refusals(tiny: Path, tmp_path: Path, folders: Path) -> None:
     run = old_copy(folders, tmp_path, tiny, "ensemble")
-
-    def refuses(reason: str, changed: TrainingRun, **settings: Any) -> None:
-        with pytest.raises(ValueError, match=reason):
-            train(changed, **settings)
-
     refuses("was begun with another corpus, .* give update .--update.", run)
     edited = own(tmp_path, tiny, "ensemble", rows()[1:])
     refuses("was begun with another corpus, .* give update .--update.", edited)
