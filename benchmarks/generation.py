@@ -98,7 +98,7 @@ def batched(decoder: Decoder, token: Tensor) -> Logits:
     """Return the next logits after a token; the cache is left as it was."""
     decoder.append(token)
     decoder._cache.crop(-1)
-    decoder._ids = decoder._ids[:, :-1]
+    decoder.length -= 1
     return decoder.logits
 
 

@@ -78,9 +78,11 @@ def test_input_limits(base: Any, make_adapters: Make, ids: torch.Tensor) -> None
     ]:
         with pytest.raises(ValueError, match=reason):
             ensemble.logits(ids, bad_mask)
-    mask[0, -1] = 0
-    with pytest.raises(ValueError, match="pad on the left"):
-        ensemble.decoder(ids, attention_mask=mask)
+    for place in (-1, 3):
+        mask[0, place] = 0
+        with pytest.raises(ValueError, match="pad on the left"):
+            ensemble.decoder(ids, attention_mask=mask)
+        mask[0, place] = 1
 
 
 def test_logits_that_somebody_keeps_stay_as_they_are(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from adapmixed.ensemble.lora import Logits, LogitsRoom
@@ -30,6 +29,9 @@ class Decoder:
     position that `memory_bytes` was checked for.
 
     Sequences may leave and join between two tokens.
+
+    Attributes:
+        length: number of positions that the next token is predicted from, with padding.
     """
 
     def __init__(
@@ -44,28 +46,25 @@ class Decoder:
         unread: bool = False,
     ) -> None:
         mask = torch.ones_like(ids) if mask is None else mask
-        if not bool(mask[:, -1].all()):
-            raise ValueError("attention_mask must end in 1 in every row: pad on the left to decode")
+        if bool((mask[:, 1:] < mask[:, :-1]).any()):
+            raise ValueError("attention_mask must have no 0 after a 1: pad on the left to decode")
         self._ensemble, self._active = ensemble, active
-        self._ids, self._mask = ids, mask
         self._logits: Logits | None = None
         self._room = LogitsRoom()
-        self._cut(int(self._padding().min()))
+        padding = (mask == 0).sum(dim=1)
+        first = int(padding.min())
+        self._padding = padding - first  # (b,) int64, the positions before each sequence
+        self._left = ids[:, first:]  # the tokens that the cache does not hold yet
+        self.length = self.unread
         # Each sequence's positions at its end, so that no later read needs more memory.
-        self._ends = self.length - self._padding() + new_tokens
+        self._ends = self.length - self._padding + new_tokens
         self._chunk = ensemble.chunk_size(
             len(ids), self.length, memory_bytes, last_only=True, window=self.window,
             answer_bytes=answer_bytes, active=active,
         )  # fmt: skip
         self._cache = ensemble.new_cache(self.window, len(ids), self._chunk)
-        self._unread = self.length  # positions at the end that the cache does not hold yet
         if not unread:
             self.read()
-
-    @property
-    def length(self) -> int:
-        """The number of positions that the next token is predicted from, with padding."""
-        return self._ids.shape[1]
 
     @property
     def window(self) -> int:
@@ -75,7 +74,7 @@ class Decoder:
     @property
     def unread(self) -> int:
         """The number of positions still to `read` before the decoder can go on."""
-        return self._unread
+        return self._left.shape[1]
 
     def read(self, positions: int | None = None) -> None:
         """Read the next positions of the prompts, in chunks that fit the memory.
@@ -83,12 +82,11 @@ class Decoder:
         Args:
             positions: their number; None for all.
         """
-        left = 0 if positions is None else max(0, self._unread - positions)
-        while self._unread > left:
-            start = self.length - self._unread
-            self._unread = max(left, self._unread - self._chunk)
-            stop = self.length - self._unread
-            self._advance(self._ids[:, start:stop], self._mask[:, :stop])
+        left = 0 if positions is None else max(0, self.unread - positions)
+        while self.unread > left:
+            size = min(self._chunk, self.unread - left)
+            ids, self._left = self._left[:, :size], self._left[:, size:]
+            self._advance(ids)
 
     @property
     def logits(self) -> Logits:
@@ -111,15 +109,13 @@ class Decoder:
                 advances then.
         """
         self._check_read()
-        batch, length = self._ids.shape
+        batch = len(self._ends)
         if tuple(tokens.shape) != (batch,):
             raise ValueError(f"tokens must have shape ({batch},), got {tuple(tokens.shape)}")
         self._ensemble.check_tokens("tokens", tokens)
-        self._ensemble.check_length(length + 1)
-        new = tokens.to(self._ensemble.model.device, torch.int64)[:, None]
-        self._ids = torch.cat([self._ids, new], dim=1)
-        self._mask = torch.cat([self._mask, torch.ones_like(new)], dim=1)
-        self._advance(new, self._mask)
+        self._ensemble.check_length(self.length + 1)
+        self.length += 1
+        self._advance(tokens.to(self._ensemble.model.device, torch.int64)[:, None])
 
     def drop(self, ended: Tensor) -> None:
         """Drop sequences that ended, before `append` advances the others, which keep their order.
@@ -129,10 +125,9 @@ class Decoder:
         Args:
             ended: (b,) bool, at least one of them False.
         """
-        going = (~ended).nonzero()[:, 0].to(self._ids.device)
-        first = int(self._padding()[going].min())
-        self._ends = self._ends[going]
-        read = self.length - self._unread
+        going = (~ended).nonzero()[:, 0].to(self._ends.device)
+        first, read = int(self._padding[going].min()), self.length - self.unread
+        self._ends, self._padding = self._ends[going], self._padding[going] - first
         rows = self._ensemble.output_layer.num_models + 1
         blocks = torch.arange(rows, device=going.device) * len(ended)
         in_all_blocks = (blocks[:, None] + going).flatten()
@@ -140,9 +135,8 @@ class Decoder:
             kept = going if len(layer.keys) == len(ended) else in_all_blocks
             keep_rows(layer, kept, self._ensemble.begun + max(0, read - first), self.window)
         self._logits = None
-        self._ids, self._mask = self._ids[going], self._mask[going]
-        self._cut(first)
-        self._unread = min(self._unread, self.length)
+        self._left = self._left[going, max(0, first - read) :]
+        self.length -= first
 
     def join(self, other: Decoder) -> None:
         """Add another decoder's sequences behind these, before `append` advances all of them.
@@ -160,33 +154,26 @@ class Decoder:
         self._check_read()
         other._check_read()
         self._logits = other._logits = None
+        sequences = len(self._ends), len(other._ends)
         self._ends = torch.cat([self._ends, other._ends])
-        sequences = len(self._ids), len(other._ids)
         pairs = zip(written_layers(self._cache), written_layers(other._cache), strict=True)
         for layer, joining in pairs:
             join_rows(layer, joining, sequences, self.window)
         width = max(self.length, other.length)
-        wider = [(one._ids, one._mask, (width - one.length, 0)) for one in (self, other)]
-        self._ids = torch.cat([pad(ids, room) for ids, _, room in wider])
-        self._mask = torch.cat([pad(mask, room) for _, mask, room in wider])
-
-    def _cut(self, first: int) -> None:
-        """Forget the ids and the mask of the first positions, which hold padding alone."""
-        self._ids, self._mask = self._ids[:, first:], self._mask[:, first:]
-
-    def _padding(self) -> Tensor:
-        """Return (b,) int64, the positions before each sequence's first token."""
-        return (self._mask.cumsum(dim=1) == 0).sum(dim=1)
+        self._padding = torch.cat([one._padding + width - one.length for one in (self, other)])
+        self._left = torch.cat([self._left, other._left])
+        self.length = width
 
     def _check_read(self) -> None:
-        if self._unread:
-            raise ValueError(f"read() must be called first: {self._unread} positions are unread")
+        if self.unread:
+            raise ValueError(f"read() must be called first: {self.unread} positions are unread")
 
-    def _advance(self, ids: Tensor, mask: Tensor) -> None:
+    def _advance(self, ids: Tensor) -> None:
         self._logits = None  # free the old logits before computing the new ones
-        padded = None if bool(mask.all()) else mask
+        places = torch.arange(self.length - self.unread, device=ids.device)
+        mask = (places >= self._padding[:, None]).long() if bool(self._padding.any()) else None
         self._logits = self._ensemble.forward(
-            ids, padded, self._cache, active=self._active, last_only=True, room=self._room
+            ids, mask, self._cache, active=self._active, last_only=True, room=self._room
         )
 
 

@@ -359,7 +359,7 @@ class Ensemble:
             the decoder, which holds the logits after the prompt unless it is unread.
 
         Raises:
-            ValueError: as in `iter_logits`, or if a row ends in padding.
+            ValueError: as in `iter_logits`, or if there is padding behind a token.
         """
         from adapmixed.ensemble.decoder import Decoder
 
