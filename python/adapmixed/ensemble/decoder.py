@@ -7,6 +7,7 @@ part of a step. Here a token is written in place, into room for later positions.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -128,12 +129,9 @@ class Decoder:
         going = (~ended).nonzero()[:, 0].to(self._ends.device)
         first, read = int(self._padding[going].min()), self.length - self.unread
         self._ends, self._padding = self._ends[going], self._padding[going] - first
-        rows = self._ensemble.output_layer.num_models + 1
-        blocks = torch.arange(rows, device=going.device) * len(ended)
-        in_all_blocks = (blocks[:, None] + going).flatten()
+        held = self._ensemble.begun + max(0, read - first)
         for layer in written_layers(self._cache):
-            kept = going if len(layer.keys) == len(ended) else in_all_blocks
-            keep_rows(layer, kept, self._ensemble.begun + max(0, read - first), self.window)
+            regroup(layer, [(layer, going)], len(ended), held, self.window)
         self._logits = None
         self._left = self._left[going, max(0, first - read) :]
         self.length -= first
@@ -154,12 +152,13 @@ class Decoder:
         self._check_read()
         other._check_read()
         self._logits = other._logits = None
-        sequences = len(self._ends), len(other._ends)
+        width, device = max(self.length, other.length), self._ends.device
+        own, joining = (torch.arange(len(one._ends), device=device) for one in (self, other))
         self._ends = torch.cat([self._ends, other._ends])
         pairs = zip(written_layers(self._cache), written_layers(other._cache), strict=True)
-        for layer, joining in pairs:
-            join_rows(layer, joining, sequences, self.window)
-        width = max(self.length, other.length)
+        for layer, more in pairs:
+            sources = [(layer, own), (more, joining)]
+            regroup(layer, sources, len(own), self._ensemble.begun + width, self.window)
         self._padding = torch.cat([one._padding + width - one.length for one in (self, other)])
         self._left = torch.cat([self._left, other._left])
         self.length = width
@@ -274,58 +273,42 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is 
         return block[..., :stop, :]
 
 
-def keep_rows(layer: Any, rows: Tensor, left: int, positions: int) -> None:
-    """Keep some rows of a cache layer, and of these the last `left` positions.
-
-    Args:
-        layer: a layer of `key_value_cache` that was written.
-        rows: (r,) int64 on the layer's device.
-        left: number of positions that stay. A layer with a sliding window may hold fewer.
-        positions: how many positions these rows will need; as in :func:`join_rows`.
-    """
-    kept = []
-    for part in (layer.keys, layer.values):
-        stay = min(part.shape[-2], left)
-        kept.append(part[..., part.shape[-2] - stay :, :].index_select(0, rows))
-    _hold(layer, kept, kept[0].shape[-2], left, positions)
-
-
-def join_rows(layer: Any, other: Any, sequences: tuple[int, int], positions: int) -> None:
-    """Add another layer's sequences behind those of a cache layer; the other layer loses them.
+def regroup(
+    layer: Any, sources: Sequence[tuple[Any, Tensor]], batch: int, length: int, positions: int
+) -> None:
+    """Let a cache layer hold chosen sequences of layers, those of one source behind another's.
 
     Rows are grouped in blocks of all sequences, one block per member. The shorter rows are padded
     on the left with zeros.
 
     Args:
         layer: a layer of `key_value_cache` that was written.
-        other: the same layer of another cache for the same model.
-        sequences: number of sequences in each of the two.
+        sources: this layer, and the same layer of other caches for the same model, each with the
+            (r,) int64 numbers of the sequences that are chosen.
+        batch: number of sequences that the layer has.
+        length: number of positions that stay. A layer with a sliding window may hold fewer.
         positions: how many positions to reserve; a layer with a sliding window reserves none.
     """
-    length = max(layer.get_seq_length(), other.get_seq_length())
-    held = max(layer.keys.shape[-2], other.keys.shape[-2])
+    held = min(length, max(one.keys.shape[-2] for one, _ in sources))
     room = max(held, positions) if isinstance(layer, PreallocatedLayer) else held
-    joined = []
+    found = []
     for name in ("keys", "values"):
-        parts = [getattr(one, name) for one in (layer, other)]
-        blocks = len(parts[0]) // sequences[0]
-        _, heads, _, size = parts[0].shape
+        rows, heads, _, size = getattr(layer, name).shape
+        blocks, start = rows // batch, 0
         # Zeros: what is padding is masked, but 0 times a NaN would not be 0.
-        block = parts[0].new_zeros(blocks, sum(sequences), heads, room, size)
-        for part, rows in zip(parts, block.split(sequences, dim=1), strict=True):
-            rows[..., held - part.shape[-2] : held, :] = part.view(blocks, -1, *part.shape[1:])
-        joined.append(block.flatten(0, 1))
-    other.keys = other.values = None
-    _hold(layer, joined, held, length, positions)
-
-
-def _hold(layer: Any, blocks: list[Tensor], held: int, length: int, positions: int) -> None:
-    """Let a layer hold the first `held` positions of new blocks, the last ones of `length`.
-
-    From now on it reserves `positions` if it needs larger blocks.
-    """
-    layer.keys, layer.values = (block[..., :held, :] for block in blocks)
+        count = sum(len(chosen) for _, chosen in sources)
+        block = getattr(layer, name).new_zeros(blocks, count, heads, room, size)
+        for source, chosen in sources:
+            part = getattr(source, name)
+            stay, stop = min(part.shape[-2], held), start + len(chosen)
+            last = part[..., part.shape[-2] - stay :, :]
+            last = last.view(blocks, len(part) // blocks, heads, stay, size)
+            place = block[:, start:stop, :, held - stay : held]
+            torch.index_select(last, 1, chosen, out=place)
+            start = stop
+        found.append(block.flatten(0, 1))
+    layer.keys, layer.values = (block[..., :held, :] for block in found)
     if isinstance(layer, PreallocatedLayer):
-        layer._blocks, layer._positions = list(blocks), positions
+        layer._blocks, layer._positions = found, positions
     if hasattr(layer, "cumulative_length"):  # a sliding window counts what it has forgotten, too
         layer.cumulative_length = length
