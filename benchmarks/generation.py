@@ -23,8 +23,7 @@ from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.decoder import Decoder, key_value_cache
-from adapmixed.ensemble.lora import Adapter
-from adapmixed.ensemble.output_layer import Logits
+from adapmixed.ensemble.lora import Adapter, Logits
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, Rows, shaped
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom
@@ -99,7 +98,7 @@ def batched(decoder: Decoder, token: Tensor) -> Logits:
     """Return the next logits after a token; the cache is left as it was."""
     decoder.append(token)
     decoder._cache.crop(-1)
-    decoder._ids = decoder._ids[:, :-1]
+    decoder.length -= 1
     return decoder.logits
 
 

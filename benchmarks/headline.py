@@ -50,9 +50,8 @@ from adapmixed.privacy.planner import (
 from adapmixed.rng import SeededRandom
 from adapmixed.text import token_stream
 from adapmixed.training import FinetuneConfig, TrainingRun, train_ensemble
-from adapmixed.training.folder import TrainingFolder
 from adapmixed.training.settings import HEAD
-from adapmixed.training.shards import create_key
+from adapmixed.training.shards import TrainingFolder, create_key
 from benchmarks.harness import Report, headline, machine
 
 FOLDER = Path("/usr/share/doc")

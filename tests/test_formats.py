@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from adapmixed.commands import options
-from adapmixed.ensemble import manifest
-from adapmixed.training import folder as training
+from adapmixed.ensemble import members as manifest
+from adapmixed.training import shards as training
 from adapmixed_lab import dp_sgd
 from adapmixed_lab.reproduce import dp_adapter
 from adapmixed_lab.reproduce import result as reproduction

@@ -14,6 +14,6 @@ def start_server() -> ForkServerContext:
     The server only imports what training needs.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["adapmixed.training.pool", "peft"])
+    context.set_forkserver_preload(["adapmixed.training.run", "peft"])
     forkserver.ensure_running()
     return context

@@ -146,7 +146,7 @@ def test_a_unit_and_what_no_letter_is_about(
         unit, of = SimpleNamespace(unit="user"), Origin.of
         patched.setattr(Origin, "of", lambda *given: replace(of(*given), unit="user"))
         generate(ensemble, "a.db", POOL, "--epsilon", "3", "--adjacency", "replace_one")
-        patched.setattr("adapmixed.ensemble.manifest.read_manifest", lambda folder: unit)
+        patched.setattr("adapmixed.ensemble.members.read_manifest", lambda folder: unit)
         assert main(["ledger", "letter", "a.db", "--ensemble", str(ensemble)]) == 0
     letter = capsys.readouterr().out
     assert "What the answers of customers can tell about one 'user'\n" in letter

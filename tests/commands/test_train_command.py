@@ -16,8 +16,7 @@ from adapmixed.commands.train import training_of
 from adapmixed.ensemble import read_manifest
 from adapmixed.mechanisms import AdaPMixED
 from adapmixed.training import FinetuneConfig
-from adapmixed.training.base import BaseFacts
-from adapmixed.training.settings import PRESETS
+from adapmixed.training.settings import PRESETS, BaseFacts
 
 FACTS = BaseFacts(
     name="gpt2", revision=None, files={}, beginning=(), tested=True, longest_block=1024,
@@ -151,7 +150,7 @@ def test_from_a_corpus_to_an_answer(tmp_path: Path, capsys: pytest.CaptureFixtur
     shared = [str(tmp_path / "verbose"), "--verbose", "--share-shards", "--models", "3"]
     assert main(["train", *models, *arguments, *shared]) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if "public_loss" in line]
-    assert lines and all("adapmixed.training.pool: member-00" in line for line in lines)
+    assert lines and all("adapmixed.training.run: member-00" in line for line in lines)
 
 
 def test_a_base_that_is_not_there_is_named(

@@ -32,7 +32,7 @@ from adapmixed.ensemble.lora import Adapter
 from adapmixed.ensemble.members import fingerprint, member_digests, read_adapters
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.training import token_stream
-from adapmixed.training.base import base_facts
+from adapmixed.training.settings import base_facts
 
 KNOWN = VOCAB - 7
 BEYOND = f"got {VOCAB} with vocab_size = {VOCAB}"
@@ -442,13 +442,3 @@ def test_another_tokenizer_is_refused(folders: tuple[Path, Path], other: Any, re
     with pytest.raises(ValueError, match=reason) as caught:
         Ensemble.from_pretrained(base, [adapter])
     assert str(adapter) in str(caught.value) and str(base) in str(caught.value)
-
-
-def test_added_tokens_without_a_tokenizer_are_compared(folders: tuple[Path, Path]) -> None:
-    base, adapter = folders
-    added_tokens = adapter / "added_tokens.json"
-    added_tokens.write_text('{"w1": 1}', encoding="utf-8")
-    assert Ensemble.from_pretrained(base, [adapter]).tokenizer is not None
-    added_tokens.write_text('{"[NEW]": 1}', encoding="utf-8")
-    with pytest.raises(ValueError, match=r"token '\[NEW\]' has id 1 there and None in the base"):
-        Ensemble.from_pretrained(base, [adapter])

@@ -24,8 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.ensemble import DEFAULT_MEMORY_BYTES
-from adapmixed.ensemble.lora import Adapter, layer_shape
-from adapmixed.ensemble.output_layer import LogitsRoom
+from adapmixed.ensemble.lora import Adapter, LogitsRoom, layer_shape
 from adapmixed.generation import PrivateGenerator
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, PMixED
 from adapmixed.privacy import Accountant

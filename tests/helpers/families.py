@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from tiny_models import POSITIONS, VOCAB
 
-from adapmixed.ensemble.support import TESTED
+from adapmixed.ensemble.lora import TESTED
 
 # Names of the sizes in the configurations of several families.
 _SIZES: dict[str, Any] = {

@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from adapmixed.data import Corpus, demo_base
 from adapmixed.training import FinetuneConfig, TrainingRun, train_ensemble
-from adapmixed.training.folder import TrainingFolder
+from adapmixed.training.shards import TrainingFolder
 
 CONFIG = FinetuneConfig(
     rank=2, alpha=4, target_modules=("c_attn",), learning_rate=0.01, epochs=2, batch_size=2,
@@ -94,3 +95,9 @@ def trained(run: TrainingRun, **settings: Any) -> dict[str, bytes]:
     """Train without a word, and return the ensemble's files."""
     train_ensemble(run, say=lambda line: None, **settings)
     return contents(run.output)
+
+
+def refuses(reason: str, run: TrainingRun, **settings: Any) -> None:
+    """Check that training raises ValueError with this reason."""
+    with pytest.raises(ValueError, match=reason):
+        trained(run, **settings)

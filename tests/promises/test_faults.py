@@ -162,7 +162,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
     ("adapmixed.privacy.guarantee:Guarantee.__str__", "a guarantee leaves out its caveats",
      instead(lambda self: self._statement()),
      "misuse/test_misuse.py::test_a_guarantee_of_seeded_answers_says_so"),
-    ("adapmixed.ensemble.manifest:check_shards", "a person in two shards is not noticed",
+    ("adapmixed.ensemble.members:check_shards", "a person in two shards is not noticed",
      instead(lambda members, shards: True),
      "misuse/test_misuse_shards.py::test_overlapping_shards_are_refused"),
     ("adapmixed_ext:log_pool", "an exhausted member of a pool still contributes",

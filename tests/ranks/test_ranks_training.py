@@ -23,7 +23,7 @@ from training_cases import (
 from adapmixed.errors import ProcessError
 from adapmixed.ranks import Ranks
 from adapmixed.training import TrainingRun
-from adapmixed.training.pool import MemberTrainer
+from adapmixed.training.run import MemberTrainer
 
 PRIVATE = {"run.json", "shard.key"}
 

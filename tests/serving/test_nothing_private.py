@@ -21,8 +21,7 @@ from tiny_models import TARGETS, VOCAB, tiny_model, write_adapter
 from torch import Tensor
 
 from adapmixed.ensemble import Ensemble, read_manifest, write_manifest
-from adapmixed.ensemble.lora import BatchedLoRA
-from adapmixed.ensemble.output_layer import HeadAdapters
+from adapmixed.ensemble.lora import BatchedLoRA, HeadAdapters
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, NextToken
 from adapmixed.privacy import Accountant
 from adapmixed.serving import answers

@@ -23,6 +23,7 @@ from training_cases import (
     USERS,
     a_run,
     contents,
+    refuses,
     rows,
     trained,
     write_base,
@@ -32,10 +33,10 @@ from training_cases import (
 
 from adapmixed.data import Corpus
 from adapmixed.ensemble import Ensemble, read_manifest
-from adapmixed.ensemble.manifest import read_member_record
+from adapmixed.ensemble.members import read_member_record
 from adapmixed.files import sole_writer
-from adapmixed.training import TrainingRun, assign_shards, train_ensemble
-from adapmixed.training.folder import await_path
+from adapmixed.training import assign_shards, train_ensemble
+from adapmixed.training.shards import await_path
 
 HOMES = dict(zip(USERS, assign_shards(USERS, NUM_MODELS, key=bytes.fromhex(KEY)), strict=True))
 
@@ -49,7 +50,7 @@ def test_an_ensemble_is_whole_and_loads(
 
     An empty shard gives the public model.
     """
-    caplog.set_level(logging.INFO, logger="adapmixed.training.pool")
+    caplog.set_level(logging.INFO, logger="adapmixed.training.run")
     config = replace(CONFIG, target_modules=(target,), early_stopping=True)
     run = a_run(tmp_path, tiny, num_models=40, validation_fraction=0.3, config=config)
     lines: list[str] = []
@@ -77,9 +78,8 @@ def test_an_ensemble_is_whole_and_loads(
     counts = [len(record["shard"]["identifiers"]) for record in records]
     assert sum(counts) == len(USERS) and counts.count(0) > 1 and counts.count(1) > 1
     private, public = Ensemble.from_pretrained(tiny, run.output).logits(torch.arange(6)[None])
-    for record, count, logits, logged in zip(
-        records, counts, private, caplog.messages, strict=True
-    ):
+    logs = [line for line in caplog.messages if line.startswith("member-")]
+    for record, count, logits, logged in zip(records, counts, private, logs, strict=True):
         validation = record["validation"]
         assert record["shard"]["documents"] == 5 * count
         assert torch.equal(logits, public) == (record["epoch"] == 0)
@@ -102,10 +102,12 @@ def test_an_ensemble_is_whole_and_loads(
 
 def test_the_operators_files_are_private(tiny: Path, tmp_path: Path) -> None:
     run, other = (
-        replace(a_run(tmp_path, tiny), output=tmp_path / name / "ensemble")
+        replace(a_run(tmp_path, tiny, dtype="bfloat16"), output=tmp_path / name / "ensemble")
         for name in ("one", "other")
     )
     trained(run)
+    assert Ensemble.from_pretrained(tiny, run.output).num_models == NUM_MODELS
+    assert read_manifest(run.output).document_names == "stable"
     private = tmp_path / "one" / "ensemble.private"
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
     assert stat.S_IMODE((private / "shard.key").stat().st_mode) == 0o600
@@ -164,8 +166,7 @@ def test_one_run_at_a_time(tiny: Path, tmp_path: Path) -> None:
     (private / "shards-of-a-killed-rank").mkdir(mode=0o700)
     (run.output / ".tmp-member-000-0").mkdir(parents=True)
     with sole_writer(private / "run.json"):
-        with pytest.raises(ValueError, match="another process trains into .*ensemble"):
-            trained(run)
+        refuses("another process trains into .*ensemble", run)
     assert (private / "shards-of-a-killed-rank").exists()
     trained(run)
     assert {path.name for path in private.iterdir()} == {"run.json", "shard.key"}
@@ -188,35 +189,34 @@ def test_a_run_goes_on_with_the_same_only(tiny: Path, tmp_path: Path) -> None:
     trained(run)
     assert {path: path.stat().st_mtime_ns for path in run.output.rglob("*")} == before
 
-    def refuses(reason: str, **changes: Any) -> None:
-        with pytest.raises(ValueError, match=reason):
-            trained(replace(run, **changes))
-
-    refuses("was begun with seed = 0, got 1", seed=1)
-    refuses("was begun with num_models = 4, got 5", num_models=5)
-    refuses("was begun with epochs = 2, got 3", config=replace(CONFIG, epochs=3))
-    refuses("was begun with threads = 1, got 2", threads=2)
-    key = write_key(run.output)
-    key.write_text(KEY[::-1])
-    refuses("was begun with key_check")
+    for reason, change in (
+        ("seed = 0, got 1", {"seed": 1}),
+        ("num_models = 4, got 5", {"num_models": 5}),
+        ("epochs = 2, got 3", {"config": replace(CONFIG, epochs=3)}),
+        ("threads = 1, got 2", {"threads": 2}),
+    ):
+        refuses(f"was begun with {reason}", replace(run, **change))
+    write_key(run.output).write_text(KEY[::-1])
+    refuses("was begun with key_check", run)
     write_key(run.output)
     write_corpus(tmp_path / "corpus.jsonl", rows()[:-1])
-    refuses("was begun with another corpus, or its text has changed: give the same corpus, or an")
+    refuses("was begun with another corpus, or its text has changed: give the same corpus, or", run)
     write_corpus(tmp_path / "corpus.jsonl")
     (tmp_path / "ensemble" / "ensemble.json").unlink()
     trained(run)
 
 
 def test_refusals_before_any_work(tiny: Path, tmp_path: Path) -> None:
+    stopping = {"config": replace(CONFIG, early_stopping=True)}
+    for name, value, more in (
+        ("num_models", 0, {}), ("seed", 0.5, {}), ("validation_fraction", 1.0, {}),
+        ("validation_fraction", 0.0, stopping), ("device", "tpu", {}), ("dtype", "float64", {}),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"{name} must .*, got "):
+            a_run(tmp_path, tiny, **{name: value} | more)
     run = a_run(tmp_path, tiny)
-
-    def refuses(reason: str, changed: TrainingRun, **settings: Any) -> None:
-        with pytest.raises(ValueError, match=reason):
-            trained(changed, **settings)
-
-    refuses(
-        "block_size must be <= the base's 32", replace(run, config=replace(CONFIG, block_size=64))
-    )
+    long = replace(CONFIG, block_size=64)
+    refuses("block_size must be <= the base's 32", replace(run, config=long))
     unknown = replace(CONFIG, target_modules=("lm_head", "nosuch"))
     refuses("target_modules must name linear layers of .*'nosuch'", replace(run, config=unknown))
     refuses("workers must be an integer >= 1, got 0", run, workers=0)
@@ -252,42 +252,21 @@ def test_a_base_that_could_not_be_loaded_is_refused_before_any_work(
     run = replace(a_run(tmp_path, tiny), output=tmp_path / "new")
     model_of("bert", vocab_size=2048).save_pretrained(tiny)  # of an untested type: it is tried
     query = replace(run, config=replace(CONFIG, target_modules=("query",)))
-    with pytest.raises(ValueError, match="bert does not: a later token changes earlier logits"):
-        trained(query)
+    refuses("bert does not: a later token changes earlier logits", query)
     model_of("mamba", vocab_size=2048).save_pretrained(tiny)
-    with pytest.raises(ValueError, match="key/value cache|attention layers only"):
-        trained(run)
+    refuses("key/value cache|attention layers only", run)
 
     def needs_timm(config: Any) -> None:
         raise ImportError("this model needs timm")
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_config", needs_timm)
-    with pytest.raises(ValueError, match="base must be a readable model, .* needs timm"):
-        trained(run)
+    refuses("base must be a readable model, .* needs timm", run)
     assert not run.output.exists() and not run.output.with_name("new.private").exists()
-
-
-def test_run_refusals(tiny: Path, tmp_path: Path) -> None:
-    stopping = {"config": replace(CONFIG, early_stopping=True)}
-    for name, value, more in (
-        ("num_models", 0, {}), ("seed", 0.5, {}), ("validation_fraction", 1.0, {}),
-        ("validation_fraction", 0.0, stopping), ("device", "tpu", {}), ("dtype", "float64", {}),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=f"{name} must .*, got "):
-            a_run(tmp_path, tiny, **{name: value} | more)
 
 
 def test_divergence_is_refused(tiny: Path, tmp_path: Path) -> None:
     run = a_run(tmp_path, tiny, config=replace(CONFIG, learning_rate=1e30, epochs=8))
-    with pytest.raises(ValueError, match="member-00.: training diverged"):
-        trained(run)
-
-
-def test_bfloat16_base(tiny: Path, tmp_path: Path) -> None:
-    run = a_run(tmp_path, tiny, dtype="bfloat16")
-    trained(run)
-    assert Ensemble.from_pretrained(tiny, run.output).num_models == NUM_MODELS
-    assert read_manifest(run.output).document_names == "stable"
+    refuses("member-00.: training diverged", run)
 
 
 def test_nobody_else_reads_a_member_before_it_is_published(
@@ -319,8 +298,7 @@ def test_a_file_system_without_locks(
     run = a_run(tmp_path, tiny, output=tmp_path / "new" / "ensemble")
     before = set(tmp_path.iterdir())
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOSYS, "no locks")))
-    with pytest.raises(ValueError, match="ensemble.private must lie on a file system with locks"):
-        trained(run)
+    refuses("ensemble.private must lie on a file system with locks", run)
     assert set(tmp_path.iterdir()) == before
 
 
@@ -350,8 +328,7 @@ def test_conversations_are_trained_on_as_the_base_renders_them(tmp_path: Path) -
     ]
     corpus = replace(write_corpus(tmp_path / "talks.jsonl", talks), chat_column="messages")
     before = set(tmp_path.iterdir())
-    with pytest.raises(ValueError, match="chat_column must be unset for a base without chat te"):
-        trained(replace(run, corpus=corpus))
+    refuses("chat_column must be unset for a base without chat te", replace(run, corpus=corpus))
     assert set(tmp_path.iterdir()) == before
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }} {{ date_string }}"
     template += " {{ strftime_now('%d %B') }}{% endfor %}"

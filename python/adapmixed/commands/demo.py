@@ -152,7 +152,7 @@ def _tokens(base: str, queries: int) -> list[int]:
     from adapmixed.ensemble.public_model import load_tokenizer, reading_base
     from adapmixed.evaluation import plan_runs
     from adapmixed.text import token_stream
-    from adapmixed.training.base import base_facts
+    from adapmixed.training.settings import base_facts
 
     with reading_base(base):
         facts = base_facts(base)

@@ -50,9 +50,8 @@ def sharing(base: str) -> dict[str, object]:
         OSError: there is no such model.
     """
     from adapmixed.ensemble.ensemble import try_members
-    from adapmixed.ensemble.lora import block_names, head_name, linear_names
-    from adapmixed.ensemble.public_model import load_base
-    from adapmixed.ensemble.support import TESTED, check_model
+    from adapmixed.ensemble.lora import TESTED, block_names, head_name, linear_names
+    from adapmixed.ensemble.public_model import check_model, load_base
     from adapmixed.text import end_of_text
     from adapmixed.training.settings import HEAD
 

@@ -183,12 +183,8 @@ def validation_losses(folder: Path) -> list[dict[str, object]]:
     Raises:
         ValueError: if a file of the ensemble or of a member has another format.
     """
-    from adapmixed.ensemble.manifest import (
-        FILE_NAME,
-        MEMBER_FILE,
-        read_manifest,
-        read_member_record,
-    )
+    from adapmixed.ensemble.members import MEMBER_FILE, read_manifest, read_member_record
+    from adapmixed.ensemble.public_model import FILE_NAME
 
     found: list[dict[str, object]] = []
     if (folder / FILE_NAME).is_file():

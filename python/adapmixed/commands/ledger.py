@@ -124,7 +124,7 @@ def _letter(reading: Reading, ensemble: Path) -> str:
         ValueError: a ledger of the ensemble has no ε that is fixed in advance.
     """
     from adapmixed import __version__
-    from adapmixed.ensemble.manifest import read_manifest
+    from adapmixed.ensemble.members import read_manifest
     from adapmixed.privacy.guarantee import format_epsilon
     from adapmixed.privacy.ledger import together
 

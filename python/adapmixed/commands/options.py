@@ -569,7 +569,7 @@ def read_plan(path: Path) -> tuple[str, str, float, str, int]:
     Raises:
         ValueError: the file is no saved plan, has another version, or was changed by hand.
     """
-    from adapmixed.ensemble.manifest import read_versioned
+    from adapmixed.ensemble.members import read_versioned
 
     entries = ("ensemble", "mechanism", "delta", "adjacency")
     try:

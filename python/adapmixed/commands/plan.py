@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_optional_queries(arguments.tokens, "--tokens")
     arguments.unit = "shard"
     if arguments.ensemble is not None:
-        from adapmixed.ensemble.manifest import read_manifest
+        from adapmixed.ensemble.members import read_manifest
 
         if arguments.models is not None:
             raise ValueError(f"--models must not be given with --ensemble, got {arguments.models}")

@@ -30,7 +30,7 @@ from adapmixed.workers import start_server
 if TYPE_CHECKING:
     from adapmixed.data import Corpus
     from adapmixed.training import FinetuneConfig
-    from adapmixed.training.base import BaseFacts
+    from adapmixed.training.settings import BaseFacts
 
 NUM_MODELS = 64
 ADAPT = "head"  # without a preset
@@ -209,7 +209,7 @@ def facts_of(arguments: argparse.Namespace) -> BaseFacts:
         OSError: if there is no such model.
     """
     from adapmixed.ensemble.public_model import reading_base
-    from adapmixed.training.base import base_facts
+    from adapmixed.training.settings import base_facts
 
     say_hub(arguments.base)
     with reading_base(arguments.base):

@@ -1,8 +1,7 @@
 """Run N adapters and their public model together: token ids in, logits out."""
 
 from adapmixed.ensemble.ensemble import Ensemble
-from adapmixed.ensemble.manifest import Manifest, read_manifest, write_manifest
-from adapmixed.ensemble.members import adapter_layers
+from adapmixed.ensemble.members import Manifest, adapter_layers, read_manifest, write_manifest
 from adapmixed.ensemble.public_model import base_files
 
 __all__ = [

@@ -7,19 +7,18 @@ part of a step. Here a token is written in place, into room for later positions.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from adapmixed.ensemble.output_layer import Logits, LogitsRoom
+from adapmixed.ensemble.lora import Logits, LogitsRoom
 
 if TYPE_CHECKING:
     from adapmixed.ensemble.ensemble import AnswerBytes, Ensemble
 
-_GROWTH = 4  # a full layer grows by a quarter
 _LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")  # the last one holds nothing
 
 
@@ -31,6 +30,9 @@ class Decoder:
     position that `memory_bytes` was checked for.
 
     Sequences may leave and join between two tokens.
+
+    Attributes:
+        length: number of positions that the next token is predicted from, with padding.
     """
 
     def __init__(
@@ -45,27 +47,25 @@ class Decoder:
         unread: bool = False,
     ) -> None:
         mask = torch.ones_like(ids) if mask is None else mask
-        if not bool(mask[:, -1].all()):
-            raise ValueError("attention_mask must end in 1 in every row: pad on the left to decode")
+        if bool((mask[:, 1:] < mask[:, :-1]).any()):
+            raise ValueError("attention_mask must have no 0 after a 1: pad on the left to decode")
         self._ensemble, self._active = ensemble, active
-        self._memory_bytes = memory_bytes
-        self._answer_bytes = answer_bytes
-        self._ids = ids
-        self._mask = mask
-        self._logits: Logits | None
+        self._logits: Logits | None = None
         self._room = LogitsRoom()
-        self._unread = 0  # positions at the end that the cache does not hold yet
-        self._cut(int(self._padding().min()))
+        padding = (mask == 0).sum(dim=1)
+        first = int(padding.min())
+        self._padding = padding - first  # (b,) int64, the positions before each sequence
+        self._left = ids[:, first:]  # the tokens that the cache does not hold yet
+        self.length = self.unread
         # Each sequence's positions at its end, so that no later read needs more memory.
-        self._ends = self.length - self._padding() + new_tokens
-        self._begin()
+        self._ends = self.length - self._padding + new_tokens
+        self._chunk = ensemble.chunk_size(
+            len(ids), self.length, memory_bytes, last_only=True, window=self.window,
+            answer_bytes=answer_bytes, active=active,
+        )  # fmt: skip
+        self._cache = ensemble.new_cache(self.window, len(ids), self._chunk)
         if not unread:
             self.read()
-
-    @property
-    def length(self) -> int:
-        """The number of positions that the next token is predicted from, with padding."""
-        return self._ids.shape[1]
 
     @property
     def window(self) -> int:
@@ -75,7 +75,7 @@ class Decoder:
     @property
     def unread(self) -> int:
         """The number of positions still to `read` before the decoder can go on."""
-        return self._unread
+        return self._left.shape[1]
 
     def read(self, positions: int | None = None) -> None:
         """Read the next positions of the prompts, in chunks that fit the memory.
@@ -83,12 +83,11 @@ class Decoder:
         Args:
             positions: their number; None for all.
         """
-        left = 0 if positions is None else max(0, self._unread - positions)
-        while self._unread > left:
-            start = self.length - self._unread
-            self._unread = max(left, self._unread - self._chunk)
-            stop = self.length - self._unread
-            self._advance(self._ids[:, start:stop], self._mask[:, :stop])
+        left = 0 if positions is None else max(0, self.unread - positions)
+        while self.unread > left:
+            size = min(self._chunk, self.unread - left)
+            ids, self._left = self._left[:, :size], self._left[:, size:]
+            self._advance(ids)
 
     @property
     def logits(self) -> Logits:
@@ -111,40 +110,31 @@ class Decoder:
                 advances then.
         """
         self._check_read()
-        batch, length = self._ids.shape
+        batch = len(self._ends)
         if tuple(tokens.shape) != (batch,):
             raise ValueError(f"tokens must have shape ({batch},), got {tuple(tokens.shape)}")
         self._ensemble.check_tokens("tokens", tokens)
-        self._ensemble.check_length(length + 1)
-        new = tokens.to(self._ensemble.model.device, torch.int64)[:, None]
-        self._ids = torch.cat([self._ids, new], dim=1)
-        self._mask = torch.cat([self._mask, torch.ones_like(new)], dim=1)
-        self._advance(new, self._mask)
+        self._ensemble.check_length(self.length + 1)
+        self.length += 1
+        self._advance(tokens.to(self._ensemble.model.device, torch.int64)[:, None])
 
     def drop(self, ended: Tensor) -> None:
         """Drop sequences that ended, before `append` advances the others, which keep their order.
 
-        The logits are lost until then. Padding that the others have in common is dropped, too. If
-        prompts are not read to the end, the reading begins anew.
+        The logits are lost until then. Padding that the others have in common is dropped, too.
 
         Args:
             ended: (b,) bool, at least one of them False.
         """
-        going = (~ended).nonzero()[:, 0].to(self._ids.device)
-        first = int(self._padding()[going].min())
-        self._ends = self._ends[going]
-        if not self._unread:
-            rows = self._ensemble.output_layer.num_models + 1
-            blocks = torch.arange(rows, device=going.device) * len(ended)
-            in_all_blocks = (blocks[:, None] + going).flatten()
-            for layer in written_layers(self._cache):
-                kept = going if len(layer.keys) == len(ended) else in_all_blocks
-                keep_rows(layer, kept, self._ensemble.begun + self.length - first, self.window)
-            self._logits = None
-        self._ids, self._mask = self._ids[going], self._mask[going]
-        self._cut(first)
-        if self._unread:
-            self._begin()
+        going = (~ended).nonzero()[:, 0].to(self._ends.device)
+        first, read = int(self._padding[going].min()), self.length - self.unread
+        self._ends, self._padding = self._ends[going], self._padding[going] - first
+        held = self._ensemble.begun + max(0, read - first)
+        for layer in written_layers(self._cache):
+            regroup(layer, [(layer, going)], len(ended), held, self.window)
+        self._logits = None
+        self._left = self._left[going, max(0, first - read) :]
+        self.length -= first
 
     def join(self, other: Decoder) -> None:
         """Add another decoder's sequences behind these, before `append` advances all of them.
@@ -162,43 +152,27 @@ class Decoder:
         self._check_read()
         other._check_read()
         self._logits = other._logits = None
+        width, device = max(self.length, other.length), self._ends.device
+        own, joining = (torch.arange(len(one._ends), device=device) for one in (self, other))
         self._ends = torch.cat([self._ends, other._ends])
-        sequences = len(self._ids), len(other._ids)
         pairs = zip(written_layers(self._cache), written_layers(other._cache), strict=True)
-        for layer, joining in pairs:
-            join_rows(layer, joining, sequences, self.window)
-        width = max(self.length, other.length)
-        wider = [(one._ids, one._mask, (width - one.length, 0)) for one in (self, other)]
-        self._ids = torch.cat([pad(ids, room) for ids, _, room in wider])
-        self._mask = torch.cat([pad(mask, room) for _, mask, room in wider])
-
-    def _cut(self, first: int) -> None:
-        """Forget the ids and the mask of the first positions, which hold padding alone."""
-        self._ids, self._mask = self._ids[:, first:], self._mask[:, first:]
-
-    def _padding(self) -> Tensor:
-        """Return (b,) int64, the positions before each sequence's first token."""
-        return (self._mask.cumsum(dim=1) == 0).sum(dim=1)
+        for layer, more in pairs:
+            sources = [(layer, own), (more, joining)]
+            regroup(layer, sources, len(own), self._ensemble.begun + width, self.window)
+        self._padding = torch.cat([one._padding + width - one.length for one in (self, other)])
+        self._left = torch.cat([self._left, other._left])
+        self.length = width
 
     def _check_read(self) -> None:
-        if self._unread:
-            raise ValueError(f"read() must be called first: {self._unread} positions are unread")
+        if self.unread:
+            raise ValueError(f"read() must be called first: {self.unread} positions are unread")
 
-    def _begin(self) -> None:
-        """Make a new cache, which holds no position yet."""
-        batch, length = self._ids.shape
-        self._chunk = self._ensemble.chunk_size(
-            batch, length, self._memory_bytes, last_only=True, window=self.window,
-            answer_bytes=self._answer_bytes, active=self._active,
-        )  # fmt: skip
-        self._cache = self._ensemble.new_cache(self.window, batch, self._chunk)
-        self._unread = length
-
-    def _advance(self, ids: Tensor, mask: Tensor) -> None:
+    def _advance(self, ids: Tensor) -> None:
         self._logits = None  # free the old logits before computing the new ones
-        padded = None if bool(mask.all()) else mask
+        places = torch.arange(self.length - self.unread, device=ids.device)
+        mask = (places >= self._padding[:, None]).long() if bool(self._padding.any()) else None
         self._logits = self._ensemble.forward(
-            ids, padded, self._cache, active=self._active, last_only=True, room=self._room
+            ids, mask, self._cache, active=self._active, last_only=True, room=self._room
         )
 
 
@@ -210,8 +184,8 @@ def key_value_cache(config: Any, positions: int) -> DynamicCache:
 
     Args:
         config: the model's transformers configuration.
-        positions: how many positions each layer reserves when it is first written. A layer grows
-            if more come.
+        positions: how many positions each layer reserves when it is first written. If more come,
+            it is copied for each of them.
     """
     cache = DynamicCache(config=config)
     cache.layers = [
@@ -229,20 +203,16 @@ def written_layers(cache: Any) -> list[Any]:
 def check_cache(config: Any) -> None:
     """Check that a model keeps nothing between positions but keys and values.
 
+    Another state may depend on padding and chunk boundaries, or cannot join or leave a batch.
+
     Raises:
         ValueError: if a layer has a recurrent state, or another kind of memory.
     """
     for layer in DynamicCache(config=config).layers:
-        if hasattr(layer, "update_recurrent_state"):
-            raise ValueError(
-                f"base must have attention layers only, got {config.model_type} with recurrent "
-                "ones: their state depends on padding and chunk boundaries, so that a batch would "
-                "answer otherwise than single prompts"
-            )
         if type(layer).__name__ not in _LAYERS:
             raise ValueError(
-                f"base must have layers that cache keys and values alone, got {config.model_type} "
-                f"with {type(layer).__name__}"
+                f"base must have attention layers only, which cache keys and values alone, got "
+                f"{config.model_type} with {type(layer).__name__}"
             )
 
 
@@ -294,8 +264,7 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is 
         stop = start + new.shape[-2]
         block = self._blocks[which]
         if block is None or block.shape[-2] < stop:
-            grown = stop + stop // _GROWTH if start else stop
-            room = self._positions if stop <= self._positions else grown
+            room = max(stop, self._positions)
             block = new.new_empty((*new.shape[:-2], room, new.shape[-1]))
             if held is not None:
                 block[..., :start, :] = held
@@ -304,61 +273,42 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is 
         return block[..., :stop, :]
 
 
-def keep_rows(layer: Any, rows: Tensor, left: int, positions: int) -> None:
-    """Keep some rows of a cache layer, and of these the last `left` positions.
-
-    Args:
-        layer: a layer of `key_value_cache` that was written.
-        rows: (r,) int64 on the layer's device.
-        left: number of positions that stay. A layer with a sliding window may hold fewer.
-        positions: how many positions these rows will need; as in :func:`join_rows`.
-    """
-    kept = []
-    for part in (layer.keys, layer.values):
-        stay = min(part.shape[-2], left)
-        kept.append(part[..., part.shape[-2] - stay :, :].index_select(0, rows))
-    _hold(layer, kept, kept[0].shape[-2], left, positions)
-
-
-def join_rows(layer: Any, other: Any, sequences: tuple[int, int], positions: int) -> None:
-    """Add another layer's sequences behind those of a cache layer; the other layer loses them.
+def regroup(
+    layer: Any, sources: Sequence[tuple[Any, Tensor]], batch: int, length: int, positions: int
+) -> None:
+    """Let a cache layer hold chosen sequences of layers, those of one source behind another's.
 
     Rows are grouped in blocks of all sequences, one block per member. The shorter rows are padded
     on the left with zeros.
 
     Args:
         layer: a layer of `key_value_cache` that was written.
-        other: the same layer of another cache for the same model.
-        sequences: number of sequences in each of the two.
+        sources: this layer, and the same layer of other caches for the same model, each with the
+            (r,) int64 numbers of the sequences that are chosen.
+        batch: number of sequences that the layer has.
+        length: number of positions that stay. A layer with a sliding window may hold fewer.
         positions: how many positions to reserve; a layer with a sliding window reserves none.
     """
-    length = max(layer.get_seq_length(), other.get_seq_length())
-    held = max(layer.keys.shape[-2], other.keys.shape[-2])
+    held = min(length, max(one.keys.shape[-2] for one, _ in sources))
     room = max(held, positions) if isinstance(layer, PreallocatedLayer) else held
-    joined = []
+    found = []
     for name in ("keys", "values"):
-        parts = [getattr(one, name) for one in (layer, other)]
-        blocks = len(parts[0]) // sequences[0]
-        _, heads, _, size = parts[0].shape
-        block = parts[0].new_empty(blocks, sum(sequences), heads, room, size)
-        start = 0
-        for part, count in zip(parts, sequences, strict=True):
-            rows, padding = block[:, start : start + count], held - part.shape[-2]
-            rows[..., :padding, :] = 0.0  # masked, but 0 times a NaN would not be 0
-            rows[..., padding:held, :] = part.unflatten(0, (blocks, count))
-            start += count
-        joined.append(block.flatten(0, 1))
-    other.keys = other.values = None
-    _hold(layer, joined, held, length, positions)
-
-
-def _hold(layer: Any, blocks: list[Tensor], held: int, length: int, positions: int) -> None:
-    """Let a layer hold the first `held` positions of new blocks, the last ones of `length`.
-
-    From now on it reserves `positions` if it needs larger blocks.
-    """
-    layer.keys, layer.values = (block[..., :held, :] for block in blocks)
+        rows, heads, _, size = getattr(layer, name).shape
+        blocks, start = rows // batch, 0
+        # Zeros: what is padding is masked, but 0 times a NaN would not be 0.
+        count = sum(len(chosen) for _, chosen in sources)
+        block = getattr(layer, name).new_zeros(blocks, count, heads, room, size)
+        for source, chosen in sources:
+            part = getattr(source, name)
+            stay, stop = min(part.shape[-2], held), start + len(chosen)
+            last = part[..., part.shape[-2] - stay :, :]
+            last = last.view(blocks, len(part) // blocks, heads, stay, size)
+            place = block[:, start:stop, :, held - stay : held]
+            torch.index_select(last, 1, chosen, out=place)
+            start = stop
+        found.append(block.flatten(0, 1))
+    layer.keys, layer.values = (block[..., :held, :] for block in found)
     if isinstance(layer, PreallocatedLayer):
-        layer._blocks, layer._positions = list(blocks), positions
+        layer._blocks, layer._positions = found, positions
     if hasattr(layer, "cumulative_length"):  # a sliding window counts what it has forgotten, too
         layer.cumulative_length = length

@@ -16,7 +16,12 @@ import torch
 from torch import Tensor
 
 from adapmixed.ensemble.lora import (
+    TESTED,
     Adapter,
+    HeadAdapters,
+    Logits,
+    LogitsRoom,
+    OutputLayer,
     Trunk,
     find_trunk,
     head_name,
@@ -24,17 +29,11 @@ from adapmixed.ensemble.lora import (
     linear_names,
     merged_layers,
     repeat_at,
+    row_width,
     stack_adapters,
 )
 from adapmixed.ensemble.members import read_members
-from adapmixed.ensemble.output_layer import (
-    HeadAdapters,
-    Logits,
-    LogitsRoom,
-    OutputLayer,
-    row_width,
-)
-from adapmixed.ensemble.support import TESTED, check_behaviour, check_model, max_positions
+from adapmixed.ensemble.public_model import check_behaviour, check_model, max_positions
 from adapmixed.limits import LEAST_ACTIVE, active_tokens, check_models, check_vocabulary
 from adapmixed.ranks import ALONE, Ranks
 from adapmixed.text import beginning_of, unnamed_ids
@@ -160,7 +159,7 @@ class Ensemble:
             ranks=ranks,
         )
         model.set_submodule(head, self.output_layer)
-        hooks = repeat_at(model, self.trunk, len(adapters) + 1)
+        repeat_at(model, self.trunk, len(adapters) + 1)
         model.eval()
         model.requires_grad_(False)
         self.model, self.ranks = model, ranks
@@ -173,16 +172,7 @@ class Ensemble:
         self.unverified = unverified
         self.unit, self.fingerprint, self.folder = unit, fingerprint, folder
         if model.config.model_type not in TESTED:
-            try:
-                check_behaviour(self)
-            except ValueError as error:
-                if not hooks or not ranks.alone:  # all ranks would have to decide so
-                    raise
-                _LOG.warning("members share no block, which costs time: %s", error)
-                for hook in hooks:
-                    hook.remove()
-                self.trunk = Trunk()
-                check_behaviour(self)
+            check_behaviour(self)
 
     @classmethod
     def from_pretrained(
@@ -359,7 +349,7 @@ class Ensemble:
             memory_bytes: as in `iter_logits`; it must hold the cache of all positions to come.
             attention_mask: (b, t) of 0 and 1; prompts of unequal length are padded on the left.
             new_tokens: the largest number of tokens that will be appended. The cache reserves room
-                for them, within `memory_bytes`. Beyond that it grows by a quarter, uncounted.
+                for them, within `memory_bytes`. Beyond that it is copied at every token, uncounted.
             answer_bytes: returns the bytes that the caller holds together with a position's logits.
                 They count towards `memory_bytes`.
             unread: whether to leave the reading to `Decoder.read`, for prompts in parts.
@@ -369,7 +359,7 @@ class Ensemble:
             the decoder, which holds the logits after the prompt unless it is unread.
 
         Raises:
-            ValueError: as in `iter_logits`, or if a row ends in padding.
+            ValueError: as in `iter_logits`, or if there is padding behind a token.
         """
         from adapmixed.ensemble.decoder import Decoder
 

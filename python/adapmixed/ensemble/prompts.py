@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from adapmixed.ensemble.decoder import cache_argument, keep_rows, key_value_cache, written_layers
+from adapmixed.ensemble.decoder import cache_argument, key_value_cache, regroup, written_layers
 from adapmixed.ensemble.ensemble import Ensemble, masking
 from adapmixed.ensemble.lora import MISSING
 from adapmixed.ensemble.members import fingerprint
@@ -181,9 +181,9 @@ class PromptEnsemble(Ensemble):
             part = self._mask[:, : first + start + ids.shape[1]]
             self._read(ids, masking(part, ids.shape[1]), cache)
         if batch > 1:
-            repeated = torch.arange(rows, device=self.device).repeat_interleave(batch)
+            again = torch.zeros(batch, dtype=torch.int64, device=self.device)
             for layer in written_layers(cache):
-                keep_rows(layer, repeated, self.begun, max(positions, self.begun))
+                regroup(layer, [(layer, again)], 1, self.begun, max(positions, self.begun))
         return cache
 
     def _read(self, ids: Tensor, masked: dict[str, Tensor], cache: Any) -> None:

@@ -1,4 +1,11 @@
-"""Load the public model, and compute digests of the files that it and its tokenizer come from."""
+"""The public model: load it, compare its files, and check that an ensemble can be built on it.
+
+All members answer in one batch. So a row of the batch must not depend on another row, not even in
+its last bits. And the same tokens must give the same logits in one pass, through a cache and behind
+padding. `check_model` raises for models that are known to break these rules. The tests of the
+families in `lora.TESTED` check them, and `check_behaviour` tries a model of any other type when it
+is loaded.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +13,25 @@ import copy
 import hashlib
 import json
 import os
+import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
+from torch import Tensor
 
-from adapmixed.ensemble.lora import BatchedLoRA
-from adapmixed.ensemble.manifest import FILE_NAME, read_json
-from adapmixed.ensemble.output_layer import OutputLayer
+from adapmixed.ensemble.lora import BatchedLoRA, Logits, OutputLayer
+from adapmixed.text import beginning_of
 
+if TYPE_CHECKING:
+    from adapmixed.ensemble.ensemble import Ensemble
+
+FILE_NAME = "ensemble.json"
 ADAPTER_CONFIG = "adapter_config.json"
 ADDED_TOKENS = "added_tokens.json"
 _CONFIG = "config.json"
@@ -53,6 +65,8 @@ _ASIDE_OF_TOKENIZER = frozenset(
         "truncation_side", "truncation_strategy", "pad_to_multiple_of", "model_input_names",
     }
 )  # fmt: skip
+_TOKENS = 6  # of a trial
+_PADDING = 2
 
 
 def load_base(
@@ -232,6 +246,19 @@ def _digest(name: str, path: Path) -> str:
     return content_digest(read_json(path), aside)
 
 
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file.
+
+    Raises:
+        ValueError: if it is not JSON.
+        OSError: if it cannot be read.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} must be JSON: {error}") from error
+
+
 def content_digest(content: Any, aside: Collection[str]) -> str:
     """Return the SHA-256 of the sorted content of a JSON file without some of its keys."""
     if isinstance(content, dict):
@@ -325,3 +352,215 @@ def check_names(source: str | None, names: Mapping[str, str | None]) -> None:
 def last_part(name: str) -> str:
     """Return the part of a base's name that copies have in common."""
     return PurePath(name).name.lower()
+
+
+def check_tokenizers(folders: Sequence[Path], tokenizer: Any, base: str, vocab_size: int) -> None:
+    """Check that adapter folders hold no tokenizer other than the public model's.
+
+    Trainers often save a copy of the tokenizer with the adapter. If they added tokens to it, the
+    adapter was trained on ids with another meaning. Copies pass that cut text into the same ids. So
+    they may have other tokens without an embedding in the base, and a pad token of their own.
+
+    Args:
+        folders: peft folders.
+        tokenizer: the base's tokenizer; None to check nothing.
+        base: the base's name in messages.
+        vocab_size: V of the base.
+
+    Raises:
+        ValueError: if a tokenizer differs; the message names the folder, the base and the
+            difference.
+    """
+    seen: set[tuple[tuple[str, bytes], ...]] = set()
+    for folder in folders if tokenizer is not None else ():
+        files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+        content = tuple((file.name, file.read_bytes()) for file in files)
+        if content in seen:
+            continue
+        seen.add(content)
+        try:
+            found = load_tokenizer(folder)
+            difference = None if found is None else _difference(found, tokenizer, vocab_size)
+        except Exception as error:  # damaged files raise many types of exception
+            raise ValueError(f"{folder}: its tokenizer cannot be read: {error}") from error
+        if difference is not None:
+            raise ValueError(
+                f"adapters must use the public model's tokenizer: the one in {folder} differs from "
+                f"that of {base}, {difference}"
+            )
+
+
+def _difference(found: Any, tokenizer: Any, vocab_size: int) -> str | None:
+    own, expected = (
+        {token: index for token, index in one.get_vocab().items() if index < vocab_size}
+        for one in (found, tokenizer)
+    )
+    if found.pad_token not in expected:  # it cuts no text
+        own.pop(found.pad_token, None)
+    if differing := {token for token, _ in own.items() ^ expected.items()}:
+        token = min(differing)
+        there, here = own.get(token), expected.get(token)
+        return f"token {token!r} has id {there} there and {here} in the base"
+    if _rules(found, expected) != _rules(tokenizer, expected):
+        return "the tokens are the same but other rules cut text into them"
+    return None
+
+
+def _rules(tokenizer: Any, known: Mapping[str, int]) -> Any:
+    """Return the rules that cut text into `known` tokens, without padding and truncation."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return type(tokenizer).__name__
+    content = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
+    content["added_tokens"] = [one for one in content["added_tokens"] if one["content"] in known]
+    return content
+
+
+def check_model(model: Any, tokenizer: Any = None) -> None:
+    """Raise ValueError for a model that is known not to separate members or positions exactly.
+
+    Args:
+        model: the public model; without weights (on the device "meta") it is checked as well.
+        tokenizer: its tokenizer, or None.
+
+    Raises:
+        ValueError: if the model has an encoder, mixture-of-experts layers, recurrent layers (state
+            space, linear attention, convolution) or another memory than keys and values, attention
+            to later tokens, no key/value cache, quantised weights, or an output layer whose width
+            is not the configuration's vocab_size.
+        ValueError: if the tokenizer begins a text with a token that the model does not have.
+    """
+    from adapmixed.ensemble.decoder import cache_argument, check_cache
+
+    kind = model.config.model_type
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ValueError(
+            f"base must be a decoder-only model, got {kind}, which reads its prompt in an encoder "
+            "that the ensemble does not run"
+        )
+    for name, module in model.named_modules():
+        if re.search(r"(?i)expert|moe", type(module).__name__):
+            raise ValueError(
+                f"base must have no mixture-of-experts layers, got {kind} with {name or 'root'} "
+                f"({type(module).__name__}): the tokens that one member sends to an expert change "
+                "the shape of a product, and so the last bits of other members' logits"
+            )
+    cache_argument(model)
+    check_cache(model.config)
+    both_ways = getattr(model.config.get_text_config(), "use_bidirectional_attention", None)
+    if both_ways and both_ways != "vision":  # with "vision" only images attend to later tokens
+        raise ValueError(
+            f"base must be causal, got {kind} with use_bidirectional_attention = {both_ways!r}: a "
+            "later token would change earlier logits"
+        )
+    if getattr(model, "is_quantized", False) or hasattr(model.config, "quantization_config"):
+        raise ValueError(
+            "base must not be quantised: some methods choose scales or outliers over all rows of a "
+            "batch, so that one member would change another's logits"
+        )
+    head, vocab_size = model.get_output_embeddings(), model.config.get_text_config().vocab_size
+    width = None if head is None else int(head.weight.shape[0])
+    if width != vocab_size:
+        raise ValueError(
+            f"base must have an output layer as wide as its vocab_size = {vocab_size}, got {width}"
+        )
+    for token in beginning_of(tokenizer):
+        if token >= vocab_size:
+            raise ValueError(
+                f"base must have the tokens with which its tokenizer begins a text, got {token} "
+                f"with vocab_size = {vocab_size}"
+            )
+
+
+def max_positions(config: Any) -> int | None:
+    """Return the longest input in tokens, or None if the model sets no limit.
+
+    Up to this length a model computes the same logits in one pass and in chunks. LongRoPE changes
+    the frequencies of all positions that are not cached once an input exceeds the original window,
+    so that window is the limit.
+    """
+    limit = getattr(config, "max_position_embeddings", None)
+    limit = getattr(config, "max_seq_len", None) if limit is None else limit  # MPT
+    rope = getattr(config, "rope_parameters", None) or {}
+    for entry in (rope, *rope.values()):  # one entry for all layers, or one per kind of layer
+        if isinstance(entry, dict) and entry.get("rope_type") == "longrope":
+            original = entry.get("original_max_position_embeddings")
+            limit = limit if original is None else min(int(original), limit or int(original))
+    return None if limit is None else int(limit)
+
+
+@torch.no_grad()
+def check_behaviour(ensemble: Ensemble) -> None:
+    """Try a model of an untested type on a few tokens.
+
+    All rows of a sequence must keep every bit if the other sequences of the batch change. Up to
+    rounding, a later token must not change earlier logits. Up to rounding, a cache, left padding
+    and a decoder whose sequences join and leave must give the logits of a single pass. This finds
+    gross faults only: longer windows are not tried.
+
+    Raises:
+        ValueError: if one of these fails; the message names the model type and what failed.
+    """
+    kind = ensemble.model.config.model_type
+    failed = f"base must answer as an ensemble needs it, {kind} does not"
+    try:
+        fault = _fault(ensemble)
+    except Exception as error:  # a model's own code may raise anything
+        raise ValueError(f"{failed}: {type(error).__name__}: {error}") from error
+    if fault is not None:
+        raise ValueError(f"{failed}: {fault}")
+
+
+def _fault(ensemble: Ensemble) -> str | None:
+    device = ensemble.model.device
+    tokens = (torch.arange(_TOKENS + _PADDING, device=device) * 7 + 3) % ensemble.vocab_size
+    padded = tokens[None]
+    ids = padded[:, _PADDING:]
+    whole = _rows(ensemble.forward(ids, None, None))
+    for others in (1, 2):
+        batches = [[ids, *[(ids + step) % ensemble.vocab_size] * others] for step in (1, 2)]
+        first, second = (_rows(ensemble.forward(torch.cat(one), None, None)) for one in batches)
+        if not torch.equal(first[:, 0], second[:, 0]):
+            return "one row of a batch changes another"
+    other = ids.clone()
+    other[:, -1] = (other[:, -1] + 1) % ensemble.vocab_size
+    if _differ(_rows(ensemble.forward(other, None, None))[:, :, :-1], whole[:, :, :-1]):
+        return "a later token changes earlier logits"
+    cache, parts = ensemble.new_cache(_TOKENS + 1), []  # reserve room for all, as decoding does
+    for part in (ids[:, :-2], ids[:, -2:-1], ids[:, -1:]):
+        parts.append(_rows(ensemble.forward(part, None, cache)))
+    if _differ(torch.cat(parts, dim=2), whole):
+        return "a key/value cache changes its logits"
+    mask = torch.ones_like(padded)
+    mask[:, :_PADDING] = 0
+    if _differ(_rows(ensemble.forward(padded, mask, None))[:, :, _PADDING:], whole):
+        return "left padding changes its logits"
+    cache, parts = ensemble.new_cache(_TOKENS + _PADDING), []
+    for end in range(1, padded.shape[1] + 1):
+        parts.append(_rows(ensemble.forward(padded[:, end - 1 : end], mask[:, :end], cache)))
+    if _differ(torch.cat(parts[_PADDING:], dim=2), whole):
+        return "left padding changes its logits in chunks"
+    memory = ensemble.sequence_bytes(_TOKENS + _PADDING)
+    decoder, joining = (
+        ensemble.decoder(row[:, :-2], memory_bytes=memory, new_tokens=2) for row in (padded, ids)
+    )
+    decoder.join(joining)
+    decoder.append(tokens[-2:-1].repeat(2))
+    decoder.drop(torch.tensor([True, False], device=device))
+    decoder.append(tokens[-1:])
+    if _differ(_rows(decoder.logits), whole[:, :, -1]):
+        return "sequences that join and leave a batch change its logits"
+    return None
+
+
+def _differ(found: Tensor, expected: Tensor) -> bool:
+    """Return whether logits differ by more than rounding, relative to their range."""
+    finite = expected[expected.isfinite()].to(torch.float32)
+    precision = 2.0**-10 if expected.dtype == torch.float32 else 2.0**-4
+    allowed = precision * float(finite.max() - finite.min())
+    return not torch.allclose(found.float(), expected.float(), rtol=0.0, atol=allowed)
+
+
+def _rows(found: Logits) -> Tensor:
+    """Return the public row and the members' on all tokens, (N + 1, ...)."""
+    return torch.cat([found.public[None], found.private])

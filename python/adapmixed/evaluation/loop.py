@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from adapmixed.ensemble.ensemble import DEFAULT_MEMORY_BYTES
-from adapmixed.ensemble.manifest import read_versioned
-from adapmixed.ensemble.output_layer import LogitsRoom
+from adapmixed.ensemble.lora import LogitsRoom
+from adapmixed.ensemble.members import read_versioned
 from adapmixed.evaluation.diagnostics import Diagnostics
 from adapmixed.evaluation.report import Curve, Evaluation, compared
 from adapmixed.files import remove_leftovers, sole_writer, write_file

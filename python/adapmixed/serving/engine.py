@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
-from adapmixed.ensemble.output_layer import Logits
+from adapmixed.ensemble.lora import Logits
 from adapmixed.generation.generator import PrivateGenerator, charged
 from adapmixed.limits import DEFAULT_ACTIVE
 from adapmixed.mechanisms import Allowance, Mechanism, PublicOnly, shaped

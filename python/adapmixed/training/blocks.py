@@ -14,11 +14,9 @@ import mmap
 import os
 import shutil
 import tempfile
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,8 +36,6 @@ IN_MEMORY = 256 << 20
 PUBLIC_BYTES = 1 << 30
 """Bytes of one shard's public logits that are kept; the others are computed in every epoch."""
 _TOKENS = 256  # tokens per pass of the trunk, so that activations stay in a core's cache
-_NUMBERS = 1 << 20  # logits per pass of the output layer, for the same reason
-_LEAST = 32  # tokens of such a pass
 _TRIAL = 8  # tokens of a trial
 
 
@@ -48,18 +44,20 @@ class Blocks:
     """Blocks of tokens to train on or to score, as `token_blocks` cuts them.
 
     Attributes:
-        inputs: (blocks, t) int64 token ids.
+        inputs: (blocks, t) int64 token ids, or numbers of stored hidden states instead.
         labels: (blocks, t) int64; each block has a label that counts.
+        head: the output layer, if it computes losses from stored states; each pass is then a block.
     """
 
     inputs: Tensor
     labels: Tensor
+    head: _Head | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def passes(self, rows: Tensor, *, whole: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (input_ids, targets), each (k, s) int64, for the passes of a step.
+        """Yield (inputs, targets), each (k, s) int64, for the passes of a step.
 
         What follows the last target is left out.
 
@@ -67,8 +65,8 @@ class Blocks:
             rows: (n,) int64, the numbers of the step's blocks.
             whole: whether one pass takes all of them, as on a GPU.
         """
-        most = len(rows) if whole else max(1, PASS_TOKENS // self.labels.shape[1])
-        for part in torch.split(rows, most):
+        most = 1 if self.head is not None else max(1, PASS_TOKENS // self.labels.shape[1])
+        for part in torch.split(rows, len(rows) if whole else most):
             targets = self.labels[part, 1:]
             last = int((targets != IGNORED).any(0).nonzero().max()) + 1
             yield self.inputs[part, :last], targets[:, :last]
@@ -118,37 +116,10 @@ class HeadTrunk(NamedTuple):
     plain: bool
 
 
-@dataclass(frozen=True)
-class StateBlocks:
-    """Blocks of which the hidden states are stored; it is read as `Blocks` is.
-
-    Attributes:
-        targets: (n,) int64, the tokens that are predicted in all stored blocks.
-        bounds: for each of these blocks the start and the end of its targets.
-        size: targets of a pass.
-        head: the output layer if its results are the logits in fp32, on the CPU; else None.
-    """
-
-    targets: Tensor
-    bounds: Sequence[tuple[int, int]]
-    size: int
-    head: _Head | None
-
-    def __len__(self) -> int:
-        return len(self.bounds)
-
-    def passes(self, rows: Tensor, *, whole: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (numbers of the stored states instead of token ids, targets), each (1, s) int64."""
-        for row in rows.tolist():
-            numbers = torch.arange(*self.bounds[row])
-            for part in torch.split(numbers, len(numbers) if whole else self.size):
-                yield part[None], self.targets[part][None]
-
-
 @contextmanager
 def trunk_once(
     model: Any, trunk: HeadTrunk | None, parts: Sequence[Blocks], scratch: Path | None = None
-) -> Iterator[Sequence[Blocks | StateBlocks]]:
+) -> Iterator[Sequence[Blocks]]:
     """Let a model that adapts its output layer alone answer from stored hidden states.
 
     The model is changed while the context is entered, and restored afterwards.
@@ -173,25 +144,21 @@ def trunk_once(
     module = inner.get_submodule(trunk.name)
     head = head_name(inner)
     layer = inner.get_submodule(head)
-    whole = Blocks(*(torch.cat([getattr(p, n) for p in parts]) for n in ("inputs", "labels")))
-    targets = whole.labels[:, 1:]
-    counts = (targets != IGNORED).sum(1).tolist()
-    bounds = list(pairwise(accumulate(counts, initial=0)))
-    stored = _Stored(_states(module, whole, scratch), trunk.kind)
-    weight, size = layer.base_layer.weight, whole.labels.shape[1]
-    quick = _Head(layer, stored, bounds) if weight.dtype == torch.float32 else None
-    if quick is not None and not trunk.plain:
-        size = max(_LEAST, _NUMBERS // len(weight))
-    predicted = targets[targets != IGNORED]
-    ends = pairwise(accumulate(map(len, parts), initial=0))
+    inputs, labels = (torch.cat([getattr(p, n) for p in parts]) for n in ("inputs", "labels"))
+    states = _states(module, Blocks(inputs, labels), scratch)
+    numbers = torch.zeros_like(inputs)
+    numbers[:, :-1][labels[:, 1:] != IGNORED] = torch.arange(len(states))
+    quick = trunk.plain and states.dtype == torch.float32 and not layer.base_layer.weight.is_cuda
+    own = _Head(layer, states) if quick else None
+    sizes = list(map(len, parts))
+    split = zip(torch.split(numbers, sizes), torch.split(labels, sizes), strict=True)
     try:
-        inner.set_submodule(trunk.name, stored)
-        inner.set_submodule(head, quick or layer)
-        own = quick if trunk.plain and not weight.is_cuda else None
-        yield [StateBlocks(predicted, bounds[slice(*end)], size, own) for end in ends]
+        inner.set_submodule(trunk.name, _Stored(states, trunk.kind))
+        inner.set_submodule(head, own or layer)
+        yield [Blocks(*part, own) for part in split]
     finally:
-        if quick is not None:
-            quick.finish()
+        if own is not None:
+            own.finish()
         inner.set_submodule(trunk.name, module)
         inner.set_submodule(head, layer)
 
@@ -212,25 +179,21 @@ class _Stored(nn.Module):
 
     def __init__(self, states: Tensor, kind: type) -> None:
         super().__init__()
-        self.states, self._kind = states, kind
-        self.rows = slice(0, 0)  # of the last pass
+        self._states, self._kind = states, kind
 
     def forward(self, input_ids: Tensor, **_: Any) -> Any:
-        first = int(input_ids[0, 0])
-        self.rows = slice(first, first + input_ids.shape[1])
-        return self._kind(last_hidden_state=self.states[None, self.rows].to(input_ids.device))
+        states = self._states[input_ids.to(self._states.device)]
+        return self._kind(last_hidden_state=states.to(input_ids.device))
 
 
 class _Head(nn.Module):
-    """peft's output layer in fp32, which keeps public logits, and B in packs of tokens."""
+    """peft's output layer in fp32 on the CPU, with public logits, and B in packs of tokens."""
 
-    def __init__(self, layer: Any, stored: _Stored, bounds: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, layer: Any, states: Tensor) -> None:
         super().__init__()
-        self.weight = layer.base_layer.weight
-        self._layer, self._stored, self._bounds = layer, stored, bounds
-        self._kept: dict[int, Tensor] = {}
-        self._last = -1, self.weight  # no block yet
-        self._room = PUBLIC_BYTES // (4 * len(self.weight))  # rows
+        self._base, self._states = layer.base_layer, states
+        self._kept: dict[int, Tensor] = {}  # public logits of blocks, by their first row
+        self._room = PUBLIC_BYTES // (4 * len(layer.base_layer.weight))  # rows
         (adapter,) = layer.active_adapters
         self._scale, self._a = layer.scaling[adapter], layer.lora_A[adapter].weight
         self._b = layer.lora_B[adapter].weight
@@ -242,45 +205,30 @@ class _Head(nn.Module):
         """Give the layer its B."""
         self._b.copy_(unpack_tokens(self.packs, len(self._b)).T).requires_grad_()
 
-    def forward(self, states: Tensor) -> Tensor:
-        up = unpack_tokens(self.packs, len(self.weight))
-        return torch.addmm(self._public(self._stored.rows), self._low(states[0]), up)[None]
-
-    def loss(self, rows: slice, targets: Tensor, weight: float | None = None) -> float:
-        """Return the sum of the cross entropies of targets (n,) at these rows, on the CPU.
+    @torch.no_grad()
+    def loss(self, numbers: Tensor, targets: Tensor, weight: float | None = None) -> float:
+        """Return the sum of the cross entropies of a block's targets (1, s), in nats.
 
         With a weight, the gradient of the sum times the weight is added to the parameters'.
         """
-        states = self._stored.states[rows]
-        with torch.no_grad():
-            low, packs = self._low(states), self.packs.detach()
-            given = self._public(rows), low, packs, targets
-            if weight is None:
-                return float(cross_entropy(*given).sum())
-            of_low, of_packs = torch.empty_like(low), torch.zeros_like(packs)
-            losses = cross_entropy(*given, (of_low, of_packs))
-            _add_gradient(self.packs, of_packs * weight)
-            _add_gradient(self._a, of_low.T @ states * (weight * self._scale))
-            return float(losses.sum())
-
-    def _low(self, states: Tensor) -> Tensor:
-        """Return s A h."""
-        low: Tensor = nn.functional.linear(states, self._a) * self._scale
-        return low
-
-    @torch.no_grad()
-    def _public(self, rows: slice) -> Tensor:
-        """Return the public logits of some rows of one block, computed for the whole block."""
-        block = bisect_right(self._bounds, rows.start, key=lambda bound: bound[0]) - 1
-        start, stop = self._bounds[block]
-        if block not in self._kept and self._last[0] != block:
-            states = self._stored.states[start:stop].to(self.weight.device)
-            self._last = block, self._layer.base_layer(states)
-            if stop - start <= self._room:
-                self._room -= stop - start
-                self._kept[block] = self._last[1]
-        found = self._kept[block] if block in self._kept else self._last[1]
-        return found[rows.start - start : rows.stop - start]
+        scored = targets != IGNORED
+        targets, first = targets[scored], int(numbers[scored][0])
+        states, packs = self._states[first : first + len(targets)], self.packs.detach()
+        public = self._kept.get(first)
+        if public is None:
+            public = self._base(states)
+            if len(public) <= self._room:
+                self._room -= len(public)
+                self._kept[first] = public
+        low = nn.functional.linear(states, self._a) * self._scale  # s A h
+        given = public, low, packs, targets
+        if weight is None:
+            return float(cross_entropy(*given).sum())
+        of_low, of_packs = torch.empty_like(low), torch.zeros_like(packs)
+        losses = cross_entropy(*given, (of_low, of_packs))
+        _add_gradient(self.packs, of_packs * weight)
+        _add_gradient(self._a, of_low.T @ states * (weight * self._scale))
+        return float(losses.sum())
 
 
 def _add_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:

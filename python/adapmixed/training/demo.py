@@ -12,11 +12,9 @@ from adapmixed.data.builtin import private_documents
 from adapmixed.data.corpus import BUILTIN, Corpus
 from adapmixed.ensemble.public_model import reading_base
 from adapmixed.files import write_file
-from adapmixed.training.base import base_facts
-from adapmixed.training.folder import TrainingFolder
 from adapmixed.training.run import TrainingRun, train_ensemble
-from adapmixed.training.settings import HEAD, FinetuneConfig
-from adapmixed.training.shards import create_key
+from adapmixed.training.settings import HEAD, FinetuneConfig, base_facts
+from adapmixed.training.shards import TrainingFolder, create_key
 
 NUM_MODELS = 64
 CONFIG = FinetuneConfig(

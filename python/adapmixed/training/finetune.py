@@ -25,11 +25,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapmixed.ensemble.support import max_positions
+from adapmixed.ensemble.public_model import max_positions
 from adapmixed.training.blocks import (
     IGNORED,
     Blocks,
-    StateBlocks,
     find_trunk,
     lora_layers,
     token_blocks,
@@ -263,7 +262,7 @@ def check_positions(base: Any, inputs: Tensor) -> None:
 
 def fit(
     model: Any,
-    blocks: Blocks | StateBlocks,
+    blocks: Blocks,
     config: FinetuneConfig,
     *,
     generator: torch.Generator,
@@ -326,7 +325,7 @@ def linear_schedule(
 
 
 @torch.no_grad()
-def mean_loss(model: Any, blocks: Blocks | StateBlocks) -> float:
+def mean_loss(model: Any, blocks: Blocks) -> float:
     """Return the next-token cross entropy over all scored tokens, in nats per token.
 
     Args:
@@ -344,7 +343,7 @@ def _scored(one: tuple[Tensor, Tensor]) -> int:
 
 def _total_loss(
     model: Any,
-    blocks: Blocks | StateBlocks,
+    blocks: Blocks,
     ids: Tensor,
     targets: Tensor,
     weight: float | None = None,
@@ -353,9 +352,8 @@ def _total_loss(
 
     With a weight, the gradient of the sum times the weight is added to the parameters'.
     """
-    if isinstance(blocks, StateBlocks) and blocks.head is not None:
-        rows = slice(int(ids[0, 0]), int(ids[0, -1]) + 1)
-        return blocks.head.loss(rows, targets[0], weight)
+    if blocks.head is not None:
+        return blocks.head.loss(ids, targets, weight)
     logits = model(input_ids=ids.to(model.device), use_cache=False).logits
     loss = torch.nn.functional.cross_entropy(
         logits.float().flatten(0, 1),

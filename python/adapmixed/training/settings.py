@@ -1,15 +1,29 @@
-"""Training settings: the paper's for each data set, and those for the output layer alone.
+"""Training settings, and what they must know of the public model: its files and its layers.
 
-The paper's settings come from its table train_params, and N from its table priv_params.
+There are the paper's for each data set, and those for the output layer alone. The paper's come from
+its table train_params, and N from its table priv_params.
 """
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from adapmixed.data.corpus import Corpus
+from adapmixed.ensemble.lora import TESTED, block_names, head_name, linear_names
+from adapmixed.ensemble.public_model import (
+    base_files,
+    check_model,
+    file_digests,
+    load_tokenizer,
+    max_positions,
+)
 from adapmixed.limits import check_count, check_number
+from adapmixed.text import Document, beginning_of, end_of_text
 
 
 @dataclass(frozen=True)
@@ -108,3 +122,161 @@ PRESETS = {
     "pubmed": TrainingPreset(100, {"learning_rate": 2e-4, "epochs": 5}),
     "air-dialogue": TrainingPreset(100, {"learning_rate": 4e-4, "epochs": 10}),
 }
+
+
+@dataclass(frozen=True)
+class BaseFacts:
+    """Facts about a public model.
+
+    Attributes:
+        name: the hub name, or the folder's own name without its path.
+        revision: the hub's commit; None for a folder.
+        files: digests of the files that the model and its tokenizer are loaded from
+            (`adapmixed.ensemble.base_files`).
+        beginning: the tokens with which the tokenizer begins every text.
+        longest_block: tokens of text that fit behind `beginning`, or None without a limit.
+        linear_layers: full names of the layers that a LoRA can adapt, in the model's order.
+        default_targets: names of the layers that peft adapts by default in this architecture; () if
+            it has no default.
+        head: full name of the output layer.
+        blocks: full names of the decoder blocks, () if they are not in a single list.
+        tested: whether the library was tested with models of its type.
+    """
+
+    name: str
+    revision: str | None
+    files: dict[str, str]
+    beginning: tuple[int, ...]
+    longest_block: int | None
+    linear_layers: tuple[str, ...]
+    default_targets: tuple[str, ...]
+    head: str
+    blocks: tuple[str, ...]
+    tested: bool
+
+    def adapt(self, what: str | None) -> tuple[str, ...]:
+        """Return the names of the layers that members adapt.
+
+        Args:
+            what: "head" for the output layer, "last:K" for all linear layers of the last K blocks,
+                "all" for all linear layers of all blocks, or names of layers with commas between
+                them; None for `default_targets`.
+
+        Raises:
+            ValueError: if there are no such layers, fewer blocks, or no default.
+        """
+        if what == "head":
+            return (self.head,)
+        names = self.default_targets if what is None else tuple(what.split(","))
+        if not names:
+            raise ValueError(f"adapt must be given: peft has no default layers for {self.name}")
+        last = re.fullmatch(r"last:([1-9]\d*)|all", what or "")
+        if last is None:
+            self.targets(names, "adapt must be head, last:K with K >= 1, all, or name")
+            return names
+        count = int(last[1] or len(self.blocks))
+        if not 1 <= count <= len(self.blocks):
+            raise ValueError(
+                f"adapt must be head or at most the {len(self.blocks)} blocks found in "
+                f"{self.name}, got {what!r}"
+            )
+        prefixes = tuple(f"{block}." for block in self.blocks[-count:])
+        return tuple(layer for layer in self.linear_layers if layer.startswith(prefixes))
+
+    def targets(
+        self, names: Sequence[str], must: str = "target_modules must name"
+    ) -> tuple[str, ...]:
+        """Return the full names of the layers that peft adapts for these `target_modules`.
+
+        Raises:
+            ValueError: if no linear layer has one of these names; the message begins with `must`.
+        """
+        for name in names:
+            if not any(f".{layer}".endswith(f".{name}") for layer in self.linear_layers):
+                ends = dict.fromkeys(layer.rpartition(".")[2] for layer in self.linear_layers)
+                known = f"linear layers of {self.name}, which end in {', '.join(ends)}"
+                raise ValueError(f"{must} {known}, got {name!r}")
+        suffixes = tuple(f".{name}" for name in names)
+        return tuple(layer for layer in self.linear_layers if f".{layer}".endswith(suffixes))
+
+
+def base_facts(base: str, revision: str | None = None) -> BaseFacts:
+    """Read the configuration of a public model and hash its files.
+
+    Args:
+        base: a folder or hub name.
+        revision: commit, tag or branch of a hub name; None for the newest.
+
+    Raises:
+        OSError: if there is no such model.
+        ValueError: if an ensemble cannot be built on it (`support.check_model`), if it needs a
+            package that is not here, if it has no token that ends a text, or if `revision` is given
+            for a folder.
+    """
+    import torch
+    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TARGETS
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    local = Path(base).is_dir()
+    if local and revision is not None:
+        raise ValueError(f"revision applies to hub names, got {revision!r} for the folder {base}")
+    config = AutoConfig.from_pretrained(base, revision=revision)
+    try:
+        with torch.device("meta"):  # build the modules without weights
+            model = AutoModelForCausalLM.from_config(config)
+    except ImportError as error:
+        raise ValueError(f"base must be a readable model, {base} is not: {error}") from error
+    tokenizer = load_tokenizer(base, revision)
+    end_of_text(tokenizer, config.get_text_config().vocab_size)
+    check_model(model, tokenizer)
+    commit = None if local else getattr(config, "_commit_hash", None) or revision
+    beginning = beginning_of(tokenizer)
+    positions = max_positions(config.get_text_config())
+    return BaseFacts(
+        name=Path(base).resolve().name if local else base,
+        revision=commit,
+        files=(
+            base_files(base) if local else file_digests(lambda name: _cached(base, name, commit))
+        ),
+        beginning=beginning,
+        longest_block=None if positions is None else positions - len(beginning),
+        linear_layers=linear_names(model),
+        default_targets=tuple(TARGETS.get(config.model_type, ())),
+        head=head_name(model),
+        blocks=block_names(model),
+        tested=model.config.model_type in TESTED,
+    )
+
+
+def documents_of(corpus: Corpus, base: str, revision: str | None) -> Iterator[Document]:
+    """Return a corpus' documents, with the base's chat template for its conversations.
+
+    Some templates write today's date; here it is Llama's default, so that training can be repeated.
+
+    Raises:
+        ValueError: at once, if there are conversations and the base has no chat template.
+    """
+    if corpus.chat_column is None:
+        return corpus.documents()
+    tokenizer = load_tokenizer(base, revision)
+    if not getattr(tokenizer, "chat_template", None):
+        raise ValueError(
+            f"chat_column must be unset for a base without chat template, got {corpus.chat_column}"
+        )
+    today = "{%- macro strftime_now(form) %}26 Jul 2024{% endmacro %}"
+    settings = {"tokenize": False, "date_string": "26 Jul 2024"}
+    settings["chat_template"] = today + str(tokenizer.get_chat_template())
+    return corpus.documents(lambda one: str(tokenizer.apply_chat_template(one, **settings)))
+
+
+def _cached(base: str, name: str, revision: str | None) -> Path | None:
+    from transformers.utils import cached_file
+
+    path: Any = cached_file(
+        base,
+        name,
+        revision=revision,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if path is None else Path(path)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.outputs import SamplerOutput
 
-from adapmixed.ensemble.output_layer import Logits
+from adapmixed.ensemble.lora import Logits
 from adapmixed.serving.engine import Drawing, Prompt
 
 Rows = Callable[[Tensor, Tensor], Logits]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.ensemble import LOGIT_SCALES
-from adapmixed.ensemble.output_layer import Logits, LogitsRoom
+from adapmixed.ensemble.lora import Logits, LogitsRoom
 from adapmixed.limits import active_tokens
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}

@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train and print the guarantee."""
-    from adapmixed.training.base import documents_of
     from adapmixed.training.run import DTYPES
+    from adapmixed.training.settings import documents_of
     from adapmixed_lab.dp_sgd import PrivacyTarget, finetune_settings, train_dp
 
     check_alone("dp-sgd")  # each rank would train an adapter, and the guarantee covers one

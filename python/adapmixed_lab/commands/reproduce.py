@@ -155,7 +155,7 @@ def _references(
     """Yield the adapters by the names of their lines: given ones, or trained at builtin scale."""
     from adapmixed.ensemble import read_manifest
     from adapmixed.training.demo import train_whole
-    from adapmixed.training.folder import TrainingFolder
+    from adapmixed.training.shards import TrainingFolder
     from adapmixed_lab.dp_sgd import GUARANTEE_FILE
     from adapmixed_lab.reproduce.dp_adapter import EPSILON, builtin_dp_adapter, dp_line
     from adapmixed_lab.reproduce.measure import WHOLE

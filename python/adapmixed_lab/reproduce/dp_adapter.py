@@ -14,9 +14,8 @@ from pathlib import Path
 
 from adapmixed.data import Corpus
 from adapmixed.limits import check_epsilon
-from adapmixed.training.base import base_facts
 from adapmixed.training.demo import NUM_MODELS
-from adapmixed.training.settings import FinetuneConfig
+from adapmixed.training.settings import FinetuneConfig, base_facts
 from adapmixed.training.shards import assign_shards, load_key
 from adapmixed_lab.dp_sgd import (
     FORMAT_VERSION,

@@ -1,4 +1,4 @@
-"""Places of names, and updates: what they change, their errors, and kills at every moment."""
+"""Shards and places of names, and updates: what they change, their errors, and their kills."""
 
 from __future__ import annotations
 
@@ -13,21 +13,14 @@ from typing import Any
 import pytest
 import torch
 from processes import killed_before
-from training_cases import (
-    CONFIG,
-    KEY,
-    USERS,
-    a_run,
-    contents,
-    rows,
-    write_corpus,
-)
+from training_cases import CONFIG, KEY, USERS, a_run, contents, refuses, rows, write_corpus
 
 from adapmixed.ensemble import Ensemble, read_manifest
 from adapmixed.ranks import Rank, Ranks
-from adapmixed.training import TrainingRun, train_ensemble
-from adapmixed.training.pool import Progress
-from adapmixed.training.shards import by_table, enrol
+from adapmixed.text import Document
+from adapmixed.training import TrainingRun, assign_shards, train_ensemble
+from adapmixed.training.run import Progress
+from adapmixed.training.shards import by_table, enrol, spool
 
 HEAD = replace(CONFIG, target_modules=("lm_head",), epochs=1)
 CHANGED, LEFT, NEW = (USERS[3], USERS[8]), USERS[5], "newcomer"
@@ -84,6 +77,38 @@ def run_file(folder: Path) -> bytes:
 def member_of(folder: Path, user: str) -> str:
     table = json.loads(run_file(folder))["settings"]["places"]
     return f"member-{by_table(table, SECRET)(user):03d}"
+
+
+def test_a_shard_depends_on_the_identifier_and_the_key_alone() -> None:
+    key, names = bytes(range(16)), [f"user-{i}" for i in range(4000)]
+    shards = assign_shards(names, 8, key=key)
+    assert assign_shards(names[::-1], 8, key=key) == shards[::-1]
+    assert assign_shards(names[17:18] * 2, 8, key=key) == shards[17:18] * 2
+    # Stored ensembles need an edited corpus to fall into the same shards for all time.
+    assert assign_shards(["", "user-1", "ünïcode"], 1000, key=key) == [577, 321, 316]
+    counts = torch.bincount(torch.tensor(shards), minlength=8)
+    assert len(counts) == 8  # and chi2 with 7 degrees of freedom, p = 0.001
+    assert float(((counts - 500).double() ** 2 / 500).sum()) < 24.3
+    other = assign_shards(names, 8, key=key[::-1])
+    assert 350 < sum(a == b for a, b in zip(shards, other, strict=True)) < 650
+    for number, bad, reason in (
+        (0, key, "num_shards must be >= 1, got 0"),
+        (3, key[:15], "16 to 64 bytes, got 15"),
+        (3, key * 5, "16 to 64 bytes, got 80"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            assign_shards(["a"], number, key=bad)
+
+
+def test_a_shard_whose_file_is_gone_is_not_read_as_empty(tmp_path: Path) -> None:
+    """Another run may have removed the file; the member would be trained on nothing."""
+    texts, places = [Document(name, "text") for name in "ab"], {"a": 0, "b": 1}
+    shards = spool(texts, places.__getitem__, key=SECRET, wanted={0}, folder=tmp_path)
+    assert shards.read(0) == texts[:1] and shards.read(1) == []
+    for file in tmp_path.iterdir():
+        file.unlink()
+    with pytest.raises(FileNotFoundError):
+        shards.read(0)
 
 
 def test_nobody_moves_and_a_place_is_free_one_period_later() -> None:
@@ -182,8 +207,7 @@ def test_a_withdrawn_member_stays_so(tiny: Path, tmp_path: Path, folders: Path) 
     shutil.rmtree(run.output / name)
     before = own(tmp_path, tiny, "ensemble")
     assert train(before) == []
-    with pytest.raises(ValueError, match=f"update needs a corpus without the text of {name}, "):
-        train(before, update=True)
+    refuses(f"update needs a corpus without the text of {name}, ", before, update=True)
     assert read_manifest(run.output).members[int(name[-3:])] is None
     written(name)
     assert train(before) == [name] and read_manifest(run.output) == whole
@@ -208,11 +232,6 @@ def test_a_member_of_an_older_training_does_not_load(
 
 def test_refusals(tiny: Path, tmp_path: Path, folders: Path) -> None:
     run = old_copy(folders, tmp_path, tiny, "ensemble")
-
-    def refuses(reason: str, changed: TrainingRun, **settings: Any) -> None:
-        with pytest.raises(ValueError, match=reason):
-            train(changed, **settings)
-
     refuses("was begun with another corpus, .* give update .--update.", run)
     edited = own(tmp_path, tiny, "ensemble", rows()[1:])
     refuses("was begun with another corpus, .* give update .--update.", edited)
