@@ -27,7 +27,7 @@ LITERALS: list[Any] = [
 ]  # fmt: skip
 PATHS = [COMPLETIONS, CHATS]
 OTHER_PATHS = [
-    "/", "/v1", "/v1/models", "/v1/models/demo", "/health", "/v1/%ff", "/a?b=c", "/x" * 999
+    "/", "/v1", "/v1/models", "/health", "/v1/%ff", "/a?b=c", "/x" * 999
 ]  # fmt: skip
 METHODS = ["POST", "GET", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE", "X"]
 

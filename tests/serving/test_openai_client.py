@@ -36,7 +36,6 @@ def test_answers(openai: Any, server: tuple[Served, str, str]) -> None:
     _, url, secret = server
     with openai.OpenAI(base_url=url, api_key=secret) as client:
         assert [model.id for model in client.models.list()] == ["demo"]
-        assert client.models.retrieve("demo").owned_by == "adapmixed"
         ask = partial(client.completions.create, model="demo", max_tokens=20)
         done = ask(prompt=["a", "b"], n=1)
         assert [choice.text for choice in done.choices] == [EXPECTED] * 2
