@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from processes import until
+from processes import ended, until
 from serving_cases import (
     ASK,
     COMPLETIONS,
@@ -262,12 +262,12 @@ def test_usage_after_a_kill(tmp_path: Path) -> None:
     """A killed process loses a key at most tokens of its own, at every step of an admission."""
     path, key = tmp_path / "usage", Key("a", A)
     clients_of(tmp_path, key).close()
-    for killed in ("before", "after"):
+    for amid, left in ((True, 5), (False, 17)):
 
-        def work(killed: str = killed) -> None:
+        def work(amid: bool = amid) -> None:
             clients = Clients([key], path)
             clients.admit(key, 5)
-            if killed == "before":  # amid the statement, whatever is then in the journal
+            if amid:  # the statement, whatever is then in the journal
                 clients._database.execute("BEGIN")
                 clients._database.execute("UPDATE used SET tokens = 0")
             else:
@@ -275,10 +275,8 @@ def test_usage_after_a_kill(tmp_path: Path) -> None:
                 clients.give_back(key, 2)
             os.kill(os.getpid(), signal.SIGKILL)
 
-        if (child := os.fork()) == 0:
-            work()
-        os.waitpid(child, 0)
-        assert read_usage(path) == {"a": 5 if killed == "before" else 17}
+        assert ended(work) == -signal.SIGKILL
+        assert read_usage(path) == {"a": left}
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -288,6 +286,8 @@ def test_a_damaged_ledger_counts_for_no_key(tmp_path: Path) -> None:
     (tmp_path / "usage").write_bytes(b"x" * 5000)
     with pytest.raises(LedgerCorruptError, match="usage"):
         Clients([key], tmp_path / "usage")
+    with pytest.raises(ValueError, match="at least one key"):
+        Clients([], tmp_path / "usage")
 
 
 def test_usage_that_cannot_be_written(tmp_path: Path) -> None:
@@ -317,11 +317,6 @@ def test_threads_cannot_overspend(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(granted, range(80))) == 33
     assert used(clients, key) == 99
-
-
-def test_a_server_with_keys_has_one(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at least one key"):
-        Clients([], tmp_path / "usage")
 
 
 def test_tokens_are_reserved_until_they_are_charged_or_given_back() -> None:
