@@ -1,4 +1,4 @@
-"""The table "Misuse" in docs/concepts/threat-model.md: each entry raises, or limits the guarantee."""
+"""The table "Misuse" in docs/concepts/threat-model.md: each entry raises, or is said."""
 
 from __future__ import annotations
 
