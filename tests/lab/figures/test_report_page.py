@@ -123,12 +123,16 @@ def page_of(*evaluations: Evaluation) -> str:
 def test_figures_are_the_same_bytes_and_leave_matplotlib_alone() -> None:
     import matplotlib
 
-    before = dict(matplotlib.rcParams)
-    first = draw(build())
+    before, methods = dict(matplotlib.rcParams), [*every_kind()[2:5], *diagnosed()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first = draw(build(methods, validation=VALIDATION))
     assert dict(matplotlib.rcParams) == before
-    assert [drawing.name for drawing in first] == ["curves", "tradeoff"]
+    names = [drawing.name for drawing in first]
+    assert names == ["curves", "tradeoff", "weights", "charges", "validation"]
+    assert all("For the operator only" in drawing.caption for drawing in first[2:])
     with matplotlib.rc_context({"font.size": 20, "svg.fonttype": "none", "axes.grid": False}):
-        again = draw(build())
+        again = draw(build(methods, validation=VALIDATION))
         assert [(d.svg, d.pdf) for d in again] == [(d.svg, d.pdf) for d in first]
     for drawing in first:
         assert drawing.svg.startswith("<svg") and drawing.svg.endswith("</svg>")
@@ -138,9 +142,8 @@ def test_figures_are_the_same_bytes_and_leave_matplotlib_alone() -> None:
             "http://www.w3.org/2000/svg",
         ]
         assert "nan" not in drawing.svg.lower()
-    other = every_kind()
-    other[2] = evaluation("PMixED", "fixed", epsilon=4.0, perplexity=57.0)
-    assert draw(build(other))[0].svg != first[0].svg
+    methods[0] = evaluation("PMixED", "fixed", epsilon=4.0, perplexity=57.0)
+    assert draw(build(methods))[0].svg != first[0].svg
 
 
 def test_figures_appear_only_with_data_and_without_warnings() -> None:
@@ -214,18 +217,6 @@ def test_report_holds_what_was_found() -> None:
     assert row.split() == ["some", "0.1", "0.75", "2.5"]
     assert re.search(r"^edge +- +inf +inf$", text, re.MULTILINE)
     assert "PRIVATE" in text and "PRIVATE" not in build().text()
-
-
-@pytest.mark.slow
-def test_figures_of_diagnostics() -> None:
-    report = build(diagnosed(), validation=VALIDATION)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        figures = draw(report)[2:]
-    assert [one.name for one in figures] == ["weights", "charges", "validation"]
-    for one in figures:
-        assert one.svg.startswith("<svg") and "nan" not in one.svg.lower()
-        assert "For the operator only" in one.caption
 
 
 def test_losses_come_from_the_members_folders(tmp_path: Path) -> None:
