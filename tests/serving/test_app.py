@@ -10,6 +10,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -298,7 +299,10 @@ def value(metrics: Metrics, name: str, **labels: str) -> Any:
 
 
 def test_the_figures() -> None:
+    """Of requests and tokens alone, for this machine alone."""
     engine = StubEngine(queries=100)
+    with bound("127.0.0.1", 0) as found:
+        port = found.getsockname()[1]
     with served(engine) as server:
         client, metrics = server.client(), server.metrics
         for body in (ASK, ASK | {"prompt": ["a", "b"], "stream": True}, ASK | {"seed": 1}):
@@ -320,25 +324,17 @@ def test_the_figures() -> None:
         assert value(metrics, "plan_tokens_left") == 68  # reserved, not yet charged
         engine.go.set()
         thread.join()
-
-
-def test_the_listener() -> None:
-    with bound("127.0.0.1", 0) as found:
-        port = found.getsockname()[1]
-    with served() as server:
-        close = server.metrics.serve(port)
-        try:
+        with ExitStack() as stack:
+            stack.callback(metrics.serve(port))
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
                 text = answer.read().decode()
-            found = set(re.findall(r"^# TYPE (\w+?)(?:_total|_created)? ", text, re.MULTILINE))
-            assert found == NAMES
+            names = re.findall(r"^# TYPE (\w+?)(?:_total|_created)? ", text, re.MULTILINE)
+            assert set(names) == NAMES
             with pytest.raises(OSError):
-                server.metrics.serve(port)
+                metrics.serve(port)
             with socket.socket() as other:  # a loopback address that it does not listen at
                 other.settimeout(2.0)
                 with pytest.raises(OSError):
                     other.connect(("127.0.0.2", port))
-        finally:
-            close()
     with pytest.raises(OSError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")
