@@ -19,6 +19,7 @@ from adapmixed.mechanisms import AdaPMixED, Unprotected
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.cli import main
+from adapmixed_lab.commands.reproduce import Sources
 from adapmixed_lab.dp_sgd import AdapterGuarantee
 from adapmixed_lab.reproduce import dp_adapter, paper
 from adapmixed_lab.reproduce.dp_adapter import WHOLE_NAME, dp_line
@@ -32,7 +33,6 @@ from adapmixed_lab.reproduce.measure import (
 )
 from adapmixed_lab.reproduce.published import PaperRule
 from adapmixed_lab.reproduce.result import read_experiment, text
-from adapmixed_lab.reproduce.sources import Sources
 from adapmixed_lab.reproduce.tables import SMALLER, parts_of, table1, table2
 
 PRESET = PaperRule(**vars(AdaPMixED.preset("wikitext-103")))

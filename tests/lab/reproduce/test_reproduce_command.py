@@ -19,6 +19,7 @@ from adapmixed.training.demo import train_whole
 from adapmixed.training.settings import FinetuneConfig
 from adapmixed.training.shards import create_key
 from adapmixed_lab.cli import main
+from adapmixed_lab.commands.reproduce import Sources
 from adapmixed_lab.reproduce.dp_adapter import (
     BUILTIN_CONFIG,
     WHOLE_NAME,
@@ -26,7 +27,6 @@ from adapmixed_lab.reproduce.dp_adapter import (
     dp_line,
 )
 from adapmixed_lab.reproduce.measure import POOL, WHOLE
-from adapmixed_lab.reproduce.sources import Sources
 
 
 def result_of(folder: Path, name: str) -> dict[str, Any]:
