@@ -435,21 +435,6 @@ def test_free_answers_are_not_spent_while_others_run() -> None:
     assert accountant.planned == 0 and admission.reserve(0) and admission.left == 100 - 17
 
 
-def test_a_key_pays_for_the_token_that_was_under_way(tmp_path: Path) -> None:
-    """A client leaves while a step runs: its token is charged, so the key has used it, too."""
-    clients, alice, headers = a_client(tmp_path, tokens=250)
-    engine, body = StubEngine(seconds=0.005), ASK | {"max_tokens": 250, "stream": True}
-    with served(engine, clients=clients) as server, listening(server.app) as port:
-        with opened(port, body, **headers):
-            until(lambda: engine.released >= 5)
-            engine.go.clear()  # the next step waits
-            time.sleep(0.05)
-        until(lambda: all(run.answer.cancelled for run in server.scheduler._running.values()))
-        engine.go.set()
-        until(lambda: used(clients, alice) == engine.released)
-        assert server.settled() and engine.released < 250
-
-
 def test_two_requests_cannot_take_the_last_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,8 +8,8 @@ import random
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,12 +19,13 @@ from serving_cases import (
     CHAT,
     CHATS,
     COMPLETIONS,
-    Served,
+    a_client,
     asks,
     check_error,
     listening,
     opened,
     served,
+    used,
 )
 from stub_engine import StubEngine
 
@@ -34,43 +35,41 @@ from adapmixed.serving.fields import REFUSED, SERVED
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 
 
-@pytest.fixture
-def slow() -> Iterator[tuple[Served, int]]:
-    """A server that takes 10 ms for a token."""
-    with served(StubEngine(seconds=0.01)) as server, listening(server.app) as port:
-        yield server, port
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_client_that_leaves(slow: tuple[Served, int], stream: bool, reset: bool) -> None:
-    server, port = slow
-    connection = opened(port, ASK | {"stream": stream, "max_tokens": 250})
-    until(lambda: server.engine.released)
-    if reset:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
-    connection.close()
-    assert server.settled(1.0)
-    assert server.engine.released < 60
-    assert server.engine.accountant.queries == server.engine.released
-    assert asks(port, ASK)[0] == 200
-
-
-def test_a_client_that_leaves_the_queue(slow: tuple[Served, int]) -> None:
-    server, port = slow
-    server.engine.go.clear()
-    connections = []
-    for count in (1, 2, 3):
-        connections.append(opened(port, ASK | {"stream": True}))
-        until(lambda n=count: server.scheduler.running + server.scheduler.waiting == n)
-    connections[2].close()
-    until(lambda: any(run.answer.cancelled for run in server.scheduler._waiting))
-    server.engine.go.set()
-    for connection in connections[:2]:
-        with connection.makefile("rb") as file:
-            assert any(line == b"data: [DONE]\n" for line in file)
+def test_a_client_that_leaves(stream: bool, reset: bool, tmp_path: Path) -> None:
+    """While a step runs: its token is charged, so the key has used it, too, and no more."""
+    (clients, alice, headers), engine = a_client(tmp_path, tokens=250), StubEngine(seconds=0.01)
+    with served(engine, clients=clients) as server, listening(server.app) as port:
+        connection = opened(port, ASK | {"stream": stream, "max_tokens": 250}, **headers)
+        until(lambda: engine.released >= 5)
+        engine.go.clear()  # the next step waits
+        time.sleep(0.05)
+        if reset:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         connection.close()
-    assert server.settled() and server.engine.released == 16
+        until(lambda: all(run.answer.cancelled for run in server.scheduler._running.values()))
+        engine.go.set()
+        assert server.settled(1.0)
+        until(lambda: used(clients, alice) == engine.released)
+        assert engine.accountant.queries == engine.released < 60
+        assert asks(port, ASK, **headers)[0] == 200
+
+
+def test_a_client_that_leaves_the_queue() -> None:
+    engine, connections = StubEngine(), []
+    engine.go.clear()
+    with served(engine) as server, listening(server.app) as port:
+        for count in (1, 2, 3):
+            connections.append(opened(port, ASK | {"stream": True}))
+            until(lambda n=count: server.scheduler.running + server.scheduler.waiting == n)
+        connections[2].close()
+        until(lambda: any(run.answer.cancelled for run in server.scheduler._waiting))
+        engine.go.set()
+        for connection in connections[:2]:
+            with connection, connection.makefile("rb") as file:
+                assert any(line == b"data: [DONE]\n" for line in file)
+        assert server.settled() and engine.released == 16
 
 
 def test_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
