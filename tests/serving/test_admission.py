@@ -367,12 +367,12 @@ class Slow(StubEngine):
 )
 def test_answers_that_the_plan_pays_for(answers: Any, at_once: int, count: int) -> None:
     """Two at once, and others after each other: what an answer leaves is free once it has ended."""
-    engine = Slow(queries=100, **answers)
+    engine = Slow(queries=40, **answers)
     with served(engine) as server, listening(server.app) as port:
 
         def status(number: int) -> int:
             until(lambda: engine.released >= number)  # tokens are charged and not yet freed
-            return asks(port, ASK | {"max_tokens": 50})[0]
+            return asks(port, ASK | {"max_tokens": 20})[0]
 
         with ThreadPoolExecutor(at_once) as pool:
             assert list(pool.map(status, range(count))) == [200] * count
