@@ -244,6 +244,10 @@ def test_table_2(results: dict[str, dict[str, Any]]) -> None:
             assert math.fsum(parts) == pytest.approx(one["ours"]["total"], rel=1e-9)
     printed = text(results["table2"])
     assert "published, invalid" in printed and "AdaPMixED (paper)" in printed
+    other = table2(inputs(paper=True, dataset="pubmed"), queries=24)
+    assert "The paper's Table 2 covers wikitext-103 alone." in other["notes"]
+    assert all(one["paper"] is None for one in other["rows"])
+    assert "threshold=4.5" in other["rows"][-1]["ours"]["mechanism"]
 
 
 def test_figure_2(results: dict[str, dict[str, Any]]) -> None:
