@@ -152,9 +152,9 @@ def test_one_adapter_is_trained_once_on_all_text(
 @pytest.mark.slow
 def test_a_dp_adapter_of_the_builtin_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It protects single blocks or whole shards, and is trained once; here on part of the text."""
-    monkeypatch.setattr(Corpus, "documents", lambda _: private_documents()[::5])
+    monkeypatch.setattr(Corpus, "documents", lambda _: private_documents()[::15])
     pytest.importorskip("opacus", reason="opacus is not installed (the lab extra)")
-    few = replace(BUILTIN_CONFIG, epochs=1, batch_size=256)
+    few = replace(BUILTIN_CONFIG, epochs=1, batch_size=64)
     folder, base = tmp_path / "dp", str(demo_base())
     said = builtin_dp_adapter(folder, base, config=few)
     assert 7.6 <= said.epsilon <= 8.0 and said.delta == 1e-5
