@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-COMPILING = ("test_float_ratio.py",)
+COMPILING = ("test_float_errors.py",)
 TEST_PACKAGES = ("pytest>=8", "mpmath>=1.3")
 BEST = """
 import os, pathlib, sys

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from adapmixed.commands import mechanisms
+from adapmixed.commands import options
 from adapmixed.ensemble import manifest
 from adapmixed.training import folder as training
 from adapmixed_lab import dp_sgd
@@ -42,7 +42,7 @@ READERS: dict[str, tuple[str, int, Callable[[Path], object]]] = {
         training.FORMAT_VERSION,
         lambda path: training.read_member_record(path.parent),
     ),
-    "plan": ("plan.json", mechanisms.PLAN_VERSION, mechanisms.read_plan),
+    "plan": ("plan.json", options.PLAN_VERSION, options.read_plan),
     "guarantee": (
         "guarantee.json",
         dp_sgd.FORMAT_VERSION,

@@ -24,9 +24,10 @@ MODULES = {
 # Parts below `adapmixed`, bottom up: each imports those before it, and of these lines one another
 # not. "ext" is adapmixed_ext, "lab" adapmixed_lab.
 ORDER = [
-    {"limits", "errors", "rng", "files", "workers", "data"}, {"ext"}, {"ranks", "privacy", "text"},
-    {"mechanisms", "ensemble"}, {"training", "generation"}, {"serving", "evaluation", "synthesis"},
-    {"vllm", "report"}, {"commands"}, {"cli"}, {"__main__", "lab"},
+    {"limits", "errors", "rng", "files", "workers"}, {"ext"}, {"ranks", "privacy", "text"},
+    {"mechanisms", "ensemble", "data"}, {"training", "generation"},
+    {"serving", "evaluation", "synthesis"}, {"vllm"}, {"commands"}, {"cli"},
+    {"__main__", "lab"},
 ]  # fmt: skip
 PAGE = ("adapmixed.commands.options", "adapmixed_lab.figures.html")
 """The library imports this of the laboratory, when the report's page is asked for."""

@@ -8,7 +8,6 @@
 #include "common/elementary.h"
 #include "common/float_ratio.h"
 #include "common/rows.h"
-#include "common/several.h"
 
 ADAPMIXED_CORE_BEGIN
 
@@ -79,29 +78,11 @@ double float_log_sum_exp(const char* data, std::int64_t vocab, double reference)
   if (!(std::fabs(reference) < kFloatLargest)) return NAN;
   const FloatExpFrom from(reference);
   Vec low(0.0), high(0.0);
-  const auto add = [&](const Quad& z) ADAPMIXED_INLINE {
-    const Quad e = from.exp(z);
+  for (std::int64_t v = 0; v < vocab; v += Quad::kLanes) {
+    const Quad e = from.exp(load_quad<D>(data, v, vocab));
     const Flt four = (e.v[0] + e.v[1]) + (e.v[2] + e.v[3]);
     low = low + low_half(four);
     high = high + high_half(four);
-  };
-  std::int64_t v = 0;
-  for (; v + Quad::kLanes <= vocab; v += Quad::kLanes) {
-    for (std::int64_t line = 0; line < Quad::kLanes * kElementSize<D>; line += 64) {
-      __builtin_prefetch(data + (v + 32 * Quad::kLanes) * kElementSize<D> + line);
-    }
-    Quad z;
-    ADAPMIXED_UNROLL
-    for (int k = 0; k < Quad::kSize; ++k) z.v[k] = load_whole<D>(data, v + k * Flt::kLanes);
-    add(z);
-  }
-  if (v < vocab) {
-    Quad z;
-    for (int k = 0; k < Quad::kSize; ++k) {
-      const std::int64_t at = v + k * Flt::kLanes;
-      z.v[k] = at < vocab ? load_floats<D>(data, at, vocab) : Flt(-HUGE_VALF);
-    }
-    add(z);
   }
   const double lse = from.origin() + std::log(sum(low + high));
   return lse - reference < 50.0 ? lse : NAN;

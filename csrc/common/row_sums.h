@@ -27,7 +27,6 @@ template <Dtype D, class Keep = Forget>
 double log_sum_from(const char* data, std::int64_t vocab, double m, const Keep& keep = {}) {
   const Flt lowest(static_cast<float>(m - 601.0)), highest(static_cast<float>(m + 600.0));
   const ExpFrom from(m);
-  constexpr std::int64_t kGroup = 4 * Flt::kLanes;
   Vec total(0.0), low(0.0), high(0.0);
   const auto add = [&](std::int64_t v, auto... z) ADAPMIXED_INLINE {
     Several<Vec, 2 * sizeof...(z)> e;
@@ -42,17 +41,14 @@ double log_sum_from(const char* data, std::int64_t vocab, double m, const Keep& 
     }
   };
   std::int64_t v = 0;
-  for (; v + kGroup <= vocab; v += kGroup) {
+  for (; v + Quad::kLanes <= vocab; v += Quad::kLanes) {
     if (v % kSumBlock == 0) {
       total = total + (low + high);
       low = high = Vec(0.0);
     }
-    for (std::int64_t line = 0; line < kGroup * kElementSize<D>; line += 64) {
-      __builtin_prefetch(data + (v + 32 * kGroup) * kElementSize<D> + line);
-    }
-    add(v, load_whole<D>(data, v), load_whole<D>(data, v + Flt::kLanes));
-    add(v + 2 * Flt::kLanes, load_whole<D>(data, v + 2 * Flt::kLanes),
-        load_whole<D>(data, v + 3 * Flt::kLanes));
+    const Quad z = load_quad<D>(data, v, vocab);
+    add(v, z.v[0], z.v[1]);
+    add(v + 2 * Flt::kLanes, z.v[2], z.v[3]);
   }
   for (; v < vocab; v += Flt::kLanes) add(v, load_floats<D>(data, v, vocab));
   return from.origin() + std::log(sum(total + (low + high)));
@@ -62,15 +58,8 @@ double log_sum_from(const char* data, std::int64_t vocab, double m, const Keep& 
 template <Dtype D>
 double largest_logit(const char* data, std::int64_t vocab) {
   Quad largest(-HUGE_VAL);
-  std::int64_t v = 0;
-  for (; v + 4 * Flt::kLanes <= vocab; v += 4 * Flt::kLanes) {
-    ADAPMIXED_UNROLL
-    for (int k = 0; k < 4; ++k) {
-      largest.v[k] = vmax(load_whole<D>(data, v + k * Flt::kLanes), largest.v[k]);
-    }
-  }
-  for (; v < vocab; v += Flt::kLanes) {
-    largest.v[0] = vmax(load_floats<D>(data, v, vocab), largest.v[0]);
+  for (std::int64_t v = 0; v < vocab; v += Quad::kLanes) {
+    largest = vmax(load_quad<D>(data, v, vocab), largest);
   }
   return maximum(vmax(vmax(largest.v[0], largest.v[1]), vmax(largest.v[2], largest.v[3])));
 }

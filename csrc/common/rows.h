@@ -3,8 +3,7 @@
 
 #include <cstdint>
 
-#include "common/simd.h"
-#include "common/simd_float.h"
+#include "common/several.h"
 #include "common/view.h"
 
 ADAPMIXED_CORE_BEGIN
@@ -70,6 +69,18 @@ inline Flt load_floats(const char* data, std::int64_t v, std::int64_t end) {
 
 template <Dtype D>
 constexpr std::int64_t kElementSize = D == Dtype::f32 ? 4 : 2;
+
+// The logits of a row from v on, and -inf past its end.
+template <Dtype D>
+ADAPMIXED_INLINE inline Quad load_quad(const char* data, std::int64_t v, std::int64_t end) {
+  Quad z;
+  ADAPMIXED_UNROLL
+  for (int k = 0; k < Quad::kSize; ++k) {
+    __builtin_prefetch(data + (v + 32 * Quad::kLanes + k * Flt::kLanes) * kElementSize<D>);
+    z.v[k] = load_floats<D>(data, v + k * Flt::kLanes, end);
+  }
+  return z;
+}
 
 inline std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 

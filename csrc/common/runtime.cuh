@@ -25,6 +25,19 @@ inline std::int64_t simulated_or(std::int64_t limit, [[maybe_unused]] std::int64
   return limit;
 }
 
+// 1 / x, 2^x and log2 x within 2, 4 and 2 units (kFloatUnit). The simulation adds errors.
+#if defined(ADAPMIXED_SIMT)
+using simt::near_exp2, simt::near_log2, simt::near_reciprocal;
+#else
+__device__ inline float near_reciprocal(float x) {
+  float near;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(x));
+  return near;
+}
+ADAPMIXED_HD float near_exp2(float x) { return exp2f(x); }
+ADAPMIXED_HD float near_log2(float x) { return log2f(x); }
+#endif
+
 // The number of another type with the same bits.
 template <class To, class From>
 ADAPMIXED_HD To bit_cast(From from) {

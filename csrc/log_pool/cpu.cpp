@@ -142,11 +142,7 @@ class Position {
 
   // The most likely token of the public row, at whose logit the log-sum-exps start.
   std::int64_t top_token() const {
-    Flt largest(-HUGE_VALF);
-    for (std::int64_t v = 0; v < vocab_; v += Flt::kLanes) {
-      largest = vmax(load_floats<D>(public_.data, v, vocab_), largest);
-    }
-    const double most = maximum(largest);
+    const double most = largest_logit<D>(public_.data, vocab_);
     std::int64_t v = 0;
     while (public_.at(v) < most) ++v;
     return v;

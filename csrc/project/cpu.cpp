@@ -11,6 +11,10 @@
 #include "project/terms.h"
 
 ADAPMIXED_CORE_BEGIN
+
+template <>
+struct BlockSum<Quad> : JointSum<Quad, Flt> {};
+
 namespace {
 
 // The public row as the loops read it.
@@ -91,7 +95,7 @@ class PublicRow {
 template <Dtype D>
 class PrivateRow {
  public:
-  using Float = Flt;
+  using Float = Quad;
 
   // scratch: as many doubles as tokens, rounded up to 64.
   PrivateRow(const PublicRow& q, const Row& row, double lse, const ProjectTarget& target,
@@ -117,32 +121,27 @@ class PrivateRow {
 
   template <class Visit>
   ADAPMIXED_INLINE void for_each(const Visit& visit) const {
-    for (std::int64_t v = 0; v < count_; v += Flt::kLanes) {
-      visit(Flt::load(mass_ + v), Flt::load(d_ + v));
+    for (std::int64_t v = 0; v < count_; v += Quad::kLanes) {
+      visit(Quad::load(mass_ + v), Quad::load(d_ + v));
     }
   }
   void add_up(double (&)[6]) const {}
 
   Moments load() {
-    BlockSum<Flt> second, third, fourth;
-    const auto step = [&](std::int64_t v, Flt z) ADAPMIXED_INLINE {
-      const Flt q = Flt::load(q_.mass + v);
-      const Flt d = vselect(q > Flt(0.0f), ratio(v, z), Flt(0.0f));
-      keep(v, d);
-      const Flt e = q * d * d;
-      second.add(e), third.add(e * d), fourth.add(e * d * d);
-    };
-    constexpr std::int64_t kBlock = kTermsInFloats * Flt::kLanes;
-    std::int64_t v = 0;
-    for (; v + kBlock <= q_.vocab; second.widen(), third.widen(), fourth.widen()) {
-      for (const std::int64_t stop = v + kBlock; v < stop; v += Flt::kLanes) {
-        __builtin_prefetch(row_.data + (v + 1024) * kElementSize<D>);
-        step(v, load_whole<D>(row_.data, v));
+    BlockSum<Quad> second, third, fourth;
+    for (; count_ < q_.vocab; count_ += Quad::kLanes) {
+      const Quad q = Quad::load(q_.mass + count_);
+      const Quad z = load_quad<D>(row_.data, count_, q_.vocab);
+      const Quad d = vselect(q > Quad(0.0), ratio(count_, z), Quad(0.0));
+      ADAPMIXED_UNROLL
+      for (int k = 0; k < Quad::kSize; ++k) keep(count_ + k * Flt::kLanes, d.v[k]);
+      const Quad first = q * d, square = first * d;
+      second.add(first, d), third.add(square, d), fourth.add(square * d, d);
+      if (count_ % (kTermsInFloats * Flt::kLanes) == 0) {
+        second.widen(), third.widen(), fourth.widen();
       }
     }
-    for (; v < q_.vocab; v += Flt::kLanes) step(v, load_floats<D>(row_.data, v, q_.vocab));
     second.widen(), third.widen(), fourth.widen();
-    count_ = v;
     return {sum(second.total), sum(third.total), sum(fourth.total)};
   }
 
@@ -171,30 +170,26 @@ class PrivateRow {
       keep(count_, vselect(share > Flt(kNoShare), ratio(v, z), Flt(0.0f)));
       count_ += Flt::kLanes;
     };
-    std::int64_t v = 0;
-    for (; v + Quad::kLanes <= q_.vocab; v += Quad::kLanes) {
-      Flt z[Quad::kSize];
+    for (std::int64_t v = 0; v < q_.vocab; v += Quad::kLanes) {
+      const Quad z = load_quad<D>(row_.data, v, q_.vocab);
       FltMask hit[Quad::kSize];
       ADAPMIXED_UNROLL
-      for (int k = 0; k < Quad::kSize; ++k) {
-        z[k] = load_whole<D>(row_.data, v + k * Flt::kLanes);
-        hit[k] = matters(v + k * Flt::kLanes, z[k]);
-      }
+      for (int k = 0; k < Quad::kSize; ++k) hit[k] = matters(v + k * Flt::kLanes, z.v[k]);
       if (((hit[0] | hit[1]) | (hit[2] | hit[3])).bits() == 0) continue;
-      for (int k = 0; k < Quad::kSize; ++k) take(v + k * Flt::kLanes, z[k], hit[k]);
+      for (int k = 0; k < Quad::kSize; ++k) take(v + k * Flt::kLanes, z.v[k], hit[k]);
     }
-    for (; v < q_.vocab; v += Flt::kLanes) {
-      const Flt z = load_floats<D>(row_.data, v, q_.vocab);
-      take(v, z, matters(v, z));
+    for (; count_ % Quad::kLanes != 0; count_ += Flt::kLanes) {
+      Flt(2.0f * kNoShare).store(kept_mass_ + count_), Flt(0.0f).store(d_ + count_);
     }
   }
 
  private:
   // d' of the tokens from v on, with p/q kept above e^-25.
-  ADAPMIXED_INLINE Flt ratio(std::int64_t v, Flt z) const {
-    const Flt a = Flt::load(q_.grid + v) + c_;
-    z = vmax(vfma(a, Flt(1.0f / kOctavesPerNat), Flt(-25.0f)), z - centre_);
-    return ratio_excess(z, a, Flt::load(q_.rest + v));
+  template <class F>
+  ADAPMIXED_INLINE F ratio(std::int64_t v, F z) const {
+    const F a = F::load(q_.grid + v) + F(c_);
+    z = vmax(vfma(a, F(1.0f / kOctavesPerNat), F(-25.0f)), z - F(centre_));
+    return ratio_excess(z, a, F::load(q_.rest + v));
   }
 
   void keep(std::int64_t at, Flt d) {

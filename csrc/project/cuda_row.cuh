@@ -77,6 +77,7 @@ struct PackMask {
   bool v[kPack];
 };
 struct Pack {
+  static constexpr int kSize = kPack;
   float v[kPack];
 
   Pack() = default;
@@ -85,30 +86,14 @@ struct Pack {
     for (int k = 0; k < kPack; ++k) v[k] = static_cast<float>(x);
   }
 };
-// The sum of a pack's numbers.
-struct PackTotal {
-  double v;
-  __device__ explicit PackTotal(double x) : v(x) {}
-  __device__ PackTotal operator+(PackTotal o) const { return PackTotal(v + o.v); }
-};
-__device__ inline double sum(PackTotal total) { return total.v; }
-__device__ inline PackTotal widened(const Pack& a) {
-  double total = 0.0;
-#pragma unroll
-  for (int k = 0; k < kPack; ++k) total += a.v[k];
-  return PackTotal(total);
-}
+template <>
+struct BlockSum<Pack> : JointSum<Pack, float> {};
 
 // 1 / x within 1.01 units, for x from 2^-100 to 2^101. A division has three times the instructions,
 // and a branch to a slow path.
 __device__ inline float reciprocal(float x) {
-#if defined(ADAPMIXED_SIMT)
-  return 1.0f / x;
-#else
-  float near;  // within two units
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(x));
+  const float near = near_reciprocal(x);
   return vfma(vfma(-x, near, 1.0f), near, near);
-#endif
 }
 
 #define ADAPMIXED_EACH(result, name, arguments, of_each)           \
@@ -185,8 +170,8 @@ class BlockRow {
   __device__ Moments load() {
     BlockSum<Pack> second, third, fourth;
     look([&](Pack q, Pack d) {
-      const Pack e = q * d * d;
-      second.add(e), third.add(e * d), fourth.add(e * d * d);
+      const Pack first = q * d, square = first * d;
+      second.add(first, d), third.add(square, d), fourth.add(square * d, d);
       second.widen(), third.widen(), fourth.widen();
     });
     double sums[3] = {sum(second.total), sum(third.total), sum(fourth.total)};

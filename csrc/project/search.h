@@ -16,6 +16,9 @@
 #include <cmath>
 
 #include "common/config.h"
+#if defined(__CUDACC__) || defined(ADAPMIXED_SIMT)
+#include "common/runtime.cuh"
+#endif
 
 ADAPMIXED_CORE_BEGIN
 
@@ -61,21 +64,16 @@ struct ProjectTarget {
 };
 
 // On a GPU, numbers that only propose the next point are floats: powers and logarithms in double
-// would take longer than the sums.
-#if defined(__CUDA_ARCH__)
+// would take longer than the sums. power_above: x^y, or a little more.
+#if defined(__CUDACC__) || defined(ADAPMIXED_SIMT)
 using Proposal = float;
+ADAPMIXED_HD double power_above(double x, double y) {
+  return 1.0002 * near_exp2(static_cast<float>(y) * near_log2(static_cast<float>(x)));
+}
 #else
 using Proposal = double;
+ADAPMIXED_HD double power_above(double x, double y) { return std::pow(x, y); }
 #endif
-
-// x^y, or a little more.
-ADAPMIXED_HD double power_above(double x, double y) {
-#if defined(__CUDA_ARCH__)
-  return 1.0002 * exp2f(static_cast<float>(y) * log2f(static_cast<float>(x)));
-#else
-  return std::pow(x, y);
-#endif
-}
 
 // Terms may grow by no more than this: those that were too small for floats stay negligible.
 constexpr double kMostGrowth = 1e15;

@@ -74,15 +74,26 @@ ADAPMIXED_HD_INLINE F float_exp2(F t) {
   return vfma(scale * f, p, scale);
 }
 
-// Sums of a few terms at a time in floats, and of these sums in double.
+// Sums of a few products at a time in floats, and of these sums in double.
 template <class F>
 struct BlockSum {
+  static constexpr int kTermsAdded = 1;  // to a float at a time
   decltype(widened(F())) total{0.0};
   F block{0.0f};
-  ADAPMIXED_HD_INLINE void add(F a) { block = block + a; }
+  ADAPMIXED_HD_INLINE void add(F a, F b) { block = vfma(a, b, block); }
   ADAPMIXED_HD_INLINE void widen() {
     total = total + widened(block);
     block = F(0.0f);
+  }
+};
+// One sum for all parts of F.
+template <class F, class Part>
+struct JointSum : BlockSum<Part> {
+  using BlockSum<Part>::block;
+  static constexpr int kTermsAdded = F::kSize;
+  ADAPMIXED_HD_INLINE void add(const F& a, const F& b) {
+    ADAPMIXED_UNROLL
+    for (int k = 0; k < F::kSize; ++k) block = vfma(a.v[k], b.v[k], block);
   }
 };
 constexpr int kTermsInFloats = 16;
@@ -91,23 +102,36 @@ constexpr int kTermsInFloats = 16;
 template <class F>
 struct Tokens {
   F mass, x, X, u;  // u = x / X
-  F log2;           // log2 X, for powers
+  F qu, log2;       // q u for excesses, log2 X for powers
   FloatLog<F> log;  // for careful terms
 };
 
 constexpr bool powers(Terms terms) { return terms == Terms::kPlain || terms == Terms::kScaled; }
 
-// The sum for one s, under construction.
-template <Terms kTerms, class F>
+// The sum for s = alpha, or 1 - alpha in reverse, under construction.
+template <Terms kTerms, bool kReverse, class F>
 class Side {
  public:
-  ADAPMIXED_HD Side(double s, int order) : s_(static_cast<float>(s)), chain_(order - 1) {}
+  ADAPMIXED_HD explicit Side(double alpha)
+      : alpha_(static_cast<float>(alpha)),
+        beyond_(static_cast<float>(alpha - 1.0)),
+        order_(integer_order(alpha)) {}
 
   ADAPMIXED_HD_INLINE void add(const Tokens<F>& t) {
+    const F s(kReverse ? -beyond_ : alpha_);
     if constexpr (powers(kTerms)) {
-      add_power(t);
+      const F w = kTerms == Terms::kScaled ? float_exp2(vfma(s, t.log2, t.mass))
+                                           : t.mass * float_exp2(s * t.log2);
+      value.add(w, F(1.0f));
+      slope.add(w, t.u);
+      curvature.add(w * t.u, t.u);
     } else {
-      add_excess(t, kTerms == Terms::kChain ? chained(t) : power_excess(t.x, t.log, F(s_)));
+      // c = X^s - 1 - s x, which is positive; X^s - X = c + (s - 1) x.
+      const F c = kTerms == Terms::kChain ? chained(t) : power_excess(t.x, t.log, s);
+      const F more = vfma(F(kReverse ? -alpha_ : beyond_), t.x, c);
+      value.add(t.mass, c);
+      slope.add(t.qu, more);
+      curvature.add(t.qu * t.u, more + t.X);
     }
   }
   ADAPMIXED_HD_INLINE void widen() { value.widen(), slope.widen(), curvature.widen(); }
@@ -116,31 +140,12 @@ class Side {
   BlockSum<F> value, slope, curvature;
 
  private:
-  ADAPMIXED_HD_INLINE void add_power(const Tokens<F>& t) {
-    const F s(s_);
-    const F w = kTerms == Terms::kScaled ? float_exp2(vfma(s, t.log2, t.mass))
-                                         : t.mass * float_exp2(s * t.log2);
-    const F wu = w * t.u;
-    value.add(w);
-    slope.add(wu);
-    curvature.add(wu * t.u);
-  }
-  // c = (1 + x)^s - 1 - s x, which is positive.
-  ADAPMIXED_HD_INLINE void add_excess(const Tokens<F>& t, F c) {
-    const F qu = t.mass * t.u, sx = F(s_) * t.x;
-    value.add(t.mass * c);
-    slope.add(qu * (c + (sx - t.x)));
-    curvature.add(qu * t.u * (c + (sx + F(1.0f))));
-  }
   ADAPMIXED_HD_INLINE F chained(const Tokens<F>& t) const {
-    const bool forward = s_ > 0.0f;
-    const F x = forward ? t.x : F(0.0f) - t.u;
-    const Chain<F> w = chain(x, chain_);
-    const F c = vfma(w.e, x, w.c);
-    return forward ? c : t.X * c;
+    if constexpr (!kReverse) return chain(t.x, order_).c;
+    return t.X * chain(F(0.0f) - t.u, order_).c;
   }
-  float s_;
-  int chain_;
+  float alpha_, beyond_;  // alpha, alpha - 1
+  int order_;             // alpha, if it is an integer
 };
 
 // What the errors of a row's sums depend on.
@@ -187,8 +192,8 @@ ADAPMIXED_HD SumsAt sums_at(const Row& row, const ProjectTarget& target, double 
   const double raised = weight * (1.0 + kWeightError);
   const F slope(static_cast<float>(raised * row.scale()));
   const F at_zero(static_cast<float>(raised * row.offset())), one(1.0f), least(1e-30f);
-  const int order = integer_order(target.order);
-  Side<kTerms, F> forward(target.order, order), reverse(1.0 - target.order, order);
+  Side<kTerms, false, F> forward(target.order);
+  Side<kTerms, true, F> reverse(target.order);
   int terms = 0;
   const auto widen = [&] {
     if constexpr (kForward) forward.widen();
@@ -201,11 +206,13 @@ ADAPMIXED_HD SumsAt sums_at(const Row& row, const ProjectTarget& target, double 
     t.x = vfma(d, slope, at_zero);
     t.X = vmax(t.x + one, least);
     t.u = t.x * reciprocal(t.X);
+    if constexpr (!powers(kTerms)) t.qu = t.mass * t.u;
     if constexpr (powers(kTerms)) t.log2 = float_log2(t.X);
     if constexpr (kTerms == Terms::kCareful) t.log = float_log(t.x, t.X);
     if constexpr (kForward) forward.add(t);
     if constexpr (kReverse) reverse.add(t);
-    if (++terms == kTermsInFloats) widen();
+    terms += BlockSum<F>::kTermsAdded;
+    if (terms >= kTermsInFloats) widen();
   });
   widen();
   double sums[6] = {sum(forward.value.total),     sum(forward.slope.total),

@@ -98,9 +98,9 @@ class PairSums {
     if (any(F(-kFloatLog) > vmin(log_p, log_q))) return false;
     const F q = probability(z0 - F(x_.q_centre), x_.q_shift) * F(x_.q_factor);
     const EntropyTerms<F> terms = entropy_terms(t);
-    sums_[0].add(vabs(t));
-    sums_[1].add(q * terms.forward);
-    sums_[2].add(q * terms.backward);
+    sums_[0].add(vabs(t), F(1.0f));
+    sums_[1].add(q, terms.forward);
+    sums_[2].add(q, terms.backward);
     const F p = q * terms.r;
     ADAPMIXED_UNROLL
     for (int k = 0; k < kOrders; ++k) {
@@ -153,7 +153,7 @@ class PairSums {
       sums_[k].total = sums_[k].total + widened(part, e.octaves);
       term = vselect(large, F(0.0f), term);
     }
-    sums_[k].add(term);
+    sums_[k].add(term, F(1.0f));
   }
   template <class T>
   static ADAPMIXED_HD T power_exactly(T mass, T log_mass, T u) {

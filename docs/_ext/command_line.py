@@ -108,7 +108,7 @@ def _says(text: str, default: object) -> bool:
 
 def mechanisms() -> str:
     """Return a section for each mechanism: its statement, and its keys with defaults."""
-    from adapmixed.commands.mechanisms import keys_of, kinds
+    from adapmixed.commands.options import keys_of, kinds
 
     parts = []
     for name, kind in kinds().items():

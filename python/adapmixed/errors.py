@@ -33,3 +33,8 @@ class LedgerWriteError(LedgerError, OSError):
 
 class ProcessError(RuntimeError):
     """Another process of the run has ended or does not answer, so the run is over."""
+
+
+def missing_extra(what: str, package: str, extra: str, error: ImportError) -> ValueError:
+    """Return the error for a missing package that an extra installs."""
+    return ValueError(f"{what} needs {package}: pip install 'adapmixed[{extra}]' ({error})")

@@ -1,9 +1,13 @@
-"""Text and tokens: how a text begins, prompts as a batch, what a token adds, and where it ends."""
+"""Files of text, texts and their tokens: how they begin, what a token adds, and where they end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from os.path import commonprefix
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +21,171 @@ _BYTES = 4  # of the longest character, so that it has at most four tokens
 StopRule = Callable[[Tensor], Tensor]
 """A function from (b, s) int64 released tokens, −1 after an end, to (b,) bool, True for sequences
 that end here."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text and its name.
+
+    Attributes:
+        identifier: the name, which assigns the document to a shard. It should depend neither on the
+            text nor on other documents; then no edit moves another document.
+        text: the content.
+    """
+
+    identifier: str
+    text: str
+
+
+KINDS = {
+    ".txt": "text", ".tokens": "text", ".jsonl": "json", ".jsonlines": "json", ".ndjson": "json",
+    ".csv": "csv", ".parquet": "parquet",
+}  # fmt: skip
+# As plain text, all rows of a table would be one document, although they belong to many people.
+_REFUSED = set(
+    ".tsv .tab .xls .xlsx .xlsm .xlsb .ods .arrow .feather .json .gz .bz2 .xz .zst .lz4 .lzma .zip "
+    ".7z .rar .tar .tgz .tbz2 .txz".split()
+)
+
+# The words by which names of files and folders tell the split, as in the library `datasets`.
+_SPLITS = {
+    "train": {"train", "training"},
+    "validation": {"validation", "valid", "val", "dev"},
+    "test": {"test", "testing", "eval", "evaluation"},
+}
+
+
+def kind_of(file: Path) -> str | None:
+    """Return the file's kind, a value of `KINDS`, or None for any other suffix."""
+    return KINDS.get(file.suffix.lower())
+
+
+def check_kind(name: str, file: Path, *, rows: bool = True) -> None:
+    """Raise ValueError for a file of a kind that is known not to be read.
+
+    Args:
+        name: the argument's name, for the message.
+        file: the file; an unknown suffix passes as text.
+        rows: whether files of rows are read, too.
+    """
+    if file.suffix.lower() in _REFUSED or (not rows and kind_of(file) not in (None, "text")):
+        tables = " or rows of CSV, JSON lines (*.jsonl) or Parquet" if rows else ""
+        raise ValueError(f"{name} must hold unpacked text{tables}, got {file}")
+
+
+def files_below(name: str, folder: Path, split: str | None) -> dict[str, list[Path]]:
+    """Return the files below a folder by kind, sorted, without files of other suffixes.
+
+    Args:
+        name: the argument's name, for the message.
+        folder: the folder.
+        split: the only split whose files are returned, or "all"; None if there must be one at most.
+
+    Raises:
+        ValueError: if there are tables or archives, which must not be left out silently, or a file
+            has two names there: its text would be two documents, which may be in two shards.
+        ValueError: if there are several splits, and `split` names none of them.
+    """
+    found: dict[str, list[Path]] = {}
+    names: dict[tuple[int, int], Path] = {}
+    splits: set[str] = set()
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        kind, own = kind_of(file), _splits_of(file.relative_to(folder))
+        if kind not in (None, "text"):
+            own = own or {"unnamed"}  # rows beside test.jsonl are hardly meant to be read with it
+        if kind is not None:
+            splits |= own
+        if split not in (None, "all", *own):
+            continue
+        if kind is not None:
+            status = file.stat()
+            other = names.setdefault((status.st_dev, status.st_ino), file)
+            if other is not file:
+                raise ValueError(f"{name} must hold each file once, but {other} and {file} are one")
+            found.setdefault(kind, []).append(file)
+        elif file.suffix.lower() != ".json":  # data sets describe themselves in such files
+            check_kind(name, file)
+    listed = ", ".join(sorted(splits))
+    if split is None and len(splits) > 1:
+        raise ValueError(
+            f"{name} must hold one split, but {folder} holds {listed}: name a file or folder in "
+            "it, or for a corpus the split (--split), which may be all"
+        )
+    if split not in (None, "all", *splits):
+        raise ValueError(f"split must be all or one of {listed or 'none'} in {folder}, got {split}")
+    return found
+
+
+def _splits_of(path: Path) -> set[str]:
+    """Return the splits that a file's folders name; else those that its own name does."""
+    parts = [re.sub(r"(?<=[a-z])(?=[A-Z])", " ", part).lower() for part in path.parts]
+    *folders, name = [set(re.split(r"[\W\d_]+", part)) for part in parts]
+    for words in (set().union(*folders), name):
+        if found := {split for split, known in _SPLITS.items() if known & words}:
+            return found
+    return set()
+
+
+def read_text(path: str | os.PathLike[str], *, name: str = "path") -> list[Document]:
+    """Read a UTF-8 text file as one document, or every `*.txt` file below a folder.
+
+    Args:
+        path: the file or the folder.
+        name: how errors call `path`, such as the option of a command.
+
+    Returns:
+        documents sorted by identifier, without files that hold no text. The identifier is the path
+        relative to `path`, or the file's own name for a single file.
+
+    Raises:
+        ValueError: if `path` does not exist, is not UTF-8, holds no text, or holds rows
+            (`*.jsonl`, `*.tsv` ...), or if a folder holds several splits.
+    """
+    root = Path(path)
+    if not root.exists():
+        raise ValueError(
+            f"{name} must name a text file or a directory of *.txt files, got {str(root)!r}"
+        )
+    if root.is_file():
+        check_kind(name, root, rows=False)
+        files = [root]
+    else:
+        files = files_below(name, root, None).get("text", [])
+    documents = list(file_documents(root, files))
+    if not documents:
+        raise ValueError(f"{name} must hold text, but {root} has none (*.txt files are read)")
+    return documents
+
+
+def file_documents(root: Path, files: Iterable[Path]) -> Iterator[Document]:
+    """Yield each file as one document, named by its path below `root`, without blank files.
+
+    Raises:
+        ValueError: if a file is not UTF-8.
+    """
+    for file in files:
+        text = "".join(text_lines(file))
+        if text.strip():
+            yield Document(relative_name(root, file), text)
+
+
+def text_lines(file: Path) -> Iterator[str]:
+    """Yield the lines of a text file without a byte-order mark; ValueError if it is not UTF-8."""
+    with open(file, encoding="utf-8-sig") as lines:
+        try:
+            for number, line in enumerate(lines):
+                if number < 2 and "\0" in line:  # UTF-16 without a mark
+                    raise UnicodeError("bytes of 0")
+                yield line
+        except UnicodeError as error:
+            raise ValueError(
+                f"{file} must be UTF-8 text (iconv -f UTF-16 -t UTF-8 converts UTF-16), got {error}"
+            ) from error
+
+
+def relative_name(root: Path, file: Path) -> str:
+    """Return the file's path below `root`, or its own name if it is `root`."""
+    return file.name if file == root else file.relative_to(root).as_posix()
 
 
 def beginning_of(tokenizer: Any) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from adapmixed.cli import parser_of, run_command
-from adapmixed.data.text import missing_extra
+from adapmixed.errors import missing_extra
 from adapmixed_lab.commands import audit, compare, dp_sgd, reproduce
 
 PACKAGES = ("matplotlib", "opacus", "scipy")

@@ -31,14 +31,13 @@ import torch
 from torch import Tensor
 
 import adapmixed_ext as ops
-from adapmixed.data.builtin import Document
 from adapmixed.ensemble.public_model import load_base
 from adapmixed.files import publish_folder, temporary_folder
 from adapmixed.limits import check_delta, check_number, check_optional_count
 from adapmixed.privacy.conversions import gdp_to_dp
 from adapmixed.privacy.planner import largest_within
 from adapmixed.rng import SecureRandom
-from adapmixed.text import beginning_of, token_stream
+from adapmixed.text import Document, beginning_of, token_stream
 from adapmixed.training.blocks import IGNORED, token_blocks
 from adapmixed.training.finetune import (
     adapted_copy,

@@ -6,14 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
-from trained_demo import DEMO_ENSEMBLE
+from trained_demo import MODELS
 
 from adapmixed.cli import main
-from adapmixed.data import demo_base
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 
-COMMAND = ["compare", "--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
+COMMAND = ["compare", *MODELS]
 SHORT = ["--max-new-tokens", "12", "--seed", "3"]
 
 

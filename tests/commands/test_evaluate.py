@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from trained_demo import DEMO_ENSEMBLE
+from trained_demo import MODELS
 
 from adapmixed.cli import main
 from adapmixed.commands import options
-from adapmixed.data import demo_base, held_out_text
+from adapmixed.data import held_out_text
 from adapmixed.mechanisms import (
     AdaPMixED,
     ClippedLogPool,
@@ -22,7 +22,6 @@ from adapmixed.mechanisms import (
 )
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
-MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 POOL = "clipped-log-pool lower=-0.25 upper=1 scale=2"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trained_demo import DEMO_ENSEMBLE
+from trained_demo import DEMO_ENSEMBLE, MODELS
 
 from adapmixed.cli import main
 from adapmixed.data import demo_base
@@ -18,7 +18,6 @@ from adapmixed.generation import PrivateGenerator
 from adapmixed.privacy import Accountant, read_ledger
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
-MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 FIRST = ["--mechanism", "public", "--top-k", "1"]  # the likeliest public token, without a draw
 POOL = ["--mechanism", "clipped-log-pool lower=-0.5 upper=0.5"]
 
@@ -143,23 +142,6 @@ def test_budgets_of_shards_go_on_from_their_ledger(
     assert read_ledger(path).charges == charges
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (["--mechanism", "adapmixed preset=wikitext-103"], "(zero-out)"),
-        (["--mechanism", "adapmixed adjacency=add_remove"], "(the paper's leave-one-out)"),
-        ([*POOL, "--adjacency", "replace_one"], "(replace-one)"),
-    ],
-)
-def test_the_neighbours_that_are_asked_for(
-    given: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The paper's leave-one-out is a setting of AdaPMixED, and the guarantee states it."""
-    short = ["--prompt", "The", "--max-new-tokens", "2", *given]
-    assert main(["generate", *MODELS, *short, "--operator"]) == 0
-    assert words in capsys.readouterr().err
-
-
 def demo_base_name() -> str:
     """Return the base's name in the demonstration's adapters."""
     config = DEMO_ENSEMBLE / "member-000" / "adapter_config.json"
@@ -195,9 +177,7 @@ def test_chat_remembers_the_conversation(
     shutil.copytree(demo_base(), base)
     settings = json.loads((base / "tokenizer_config.json").read_text(encoding="utf-8"))
     settings["chat_template"] = (
-        "{% for m in messages %}{% if m['role'] == 'system' and m['content'] == 'No' %}"
-        "{{ raise_exception('System role not supported') }}{% endif %}"
-        "<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}<assistant>"
+        "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}<assistant>"
     )
     (base / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     member = DEMO_ENSEMBLE / "member-000"
@@ -208,9 +188,9 @@ def test_chat_remembers_the_conversation(
     write_manifest(ensemble, Manifest(str(base), ("member-000",), layers))
     models = ["--base", str(base), "--ensemble", str(ensemble), "--max-new-tokens", "4", *FIRST]
     typed(monkeypatch, "What is it?\nAnd why?\n")
-    assert main(["chat", *models, "--system", "Be brief"]) == 0
+    assert main(["chat", *models]) == 0
     conversation = capsys.readouterr().out
-    opening = "<system> Be brief\n<user> What is it?\n"
+    opening = "<user> What is it?\n"
     assert main(["generate", *models, "--prompt", f"{opening}<assistant>"]) == 0
     first = capsys.readouterr().out
     whole = f"{opening}<assistant> {first[:-1]}\n<user> And why?\n<assistant>"
@@ -218,9 +198,3 @@ def test_chat_remembers_the_conversation(
     assert conversation == first + capsys.readouterr().out
     assert main(["generate", *models, "--chat", "--prompt", "What is it?"]) == 0
     assert capsys.readouterr().out.strip()
-    # An error of the template is one line, since no later line could succeed.
-    typed(monkeypatch, "What is it?\n")
-    assert main(["chat", *models, "--system", "No"]) == 2
-    out = capsys.readouterr()
-    assert out.out == "" and len(out.err.splitlines()) == 1
-    assert "chat template, which rejects them: System role not supported" in out.err

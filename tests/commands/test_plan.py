@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from trained_demo import DEMO_ENSEMBLE
+from trained_demo import DEMO_ENSEMBLE, MODELS
 
 from adapmixed.cli import main
 from adapmixed.data import demo_base, held_out_text
@@ -98,7 +98,6 @@ def test_without_models_it_shows_what_shards_allow(capsys, monkeypatch):
     assert [row[3:] for row in rows] == [["100", "21%"], ["300", "33%"]]
 
 
-MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 COMMANDS = {
     "generate": ["--prompt", "The", "--max-new-tokens", "2", "--ledger", "ledger"],
     "chat": ["--plain", "--ledger", "ledger"],
@@ -129,7 +128,8 @@ def run(command: str, *options: str, models: list[str] = MODELS) -> int:
 
 def test_commands_charge_what_was_planned(save: Save, capsys: Any) -> None:
     plan = save("--delta", "1e-6", "--adjacency", "replace_one", "--periods", "2")
-    assert (plan["tokens"], plan["delta"], plan["adjacency"]) == (4, 1e-6, "replace_one")
+    assert (plan["delta"], plan["adjacency"]) == (1e-6, "replace_one")
+    assert plan["mechanism"].endswith(" queries=4")
     assert 1.5 < plan["epsilon"] < 2.9 and Path("plan.json").stat().st_mode & 0o777 == 0o600
     for spent in (2, 4):
         assert run("generate") == 0
@@ -190,9 +190,12 @@ def test_what_a_plan_does_not_pay_for(
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"format_version": 2}, "format_version must be 1, got 2"),
+        ({"format_version": 1}, "format_version must be 2, got 1"),
         ({"mechanism": 5}, "mechanism must be a string, got 5"),
-        ({"tokens": 5}, "tokens must be queries= of mechanism, got 5"),
+        (
+            {"mechanism": "clipped-log-pool lower=0 upper=1"},
+            "queries of mechanism must be an integ",
+        ),
         ({"mechanism": "clipped-mixing lower=2 upper=3 queries=4"}, "lower"),
         ({"delta": 0.5}, "delta must be <= 0.1, got 0.5"),
     ],

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from trained_demo import DEMO_ENSEMBLE
+from trained_demo import MODELS
 
 from adapmixed.cli import main
-from adapmixed.data import demo_base, held_out_text
+from adapmixed.data import held_out_text
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
-MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 CLIPPED = "clipped-log-pool lower=-0.5 upper=0.5"
 POOL = ["--mechanism", CLIPPED]
 ASKED = ["--epsilon=3", "--tokens=9"]
@@ -94,7 +93,6 @@ TRAIN: list[tuple[list[str], str]] = [
 ]  # fmt: skip
 OTHERS = [
     ("chat", ["--mechanism", "public", "--turns", "0"], "--turns must be"),
-    ("chat", ["--mechanism", "public", "--system", "x"], "--system"),
     ("compare", [], "--mechanism must be given"),
 ]
 TABLE = [

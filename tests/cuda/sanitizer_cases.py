@@ -22,6 +22,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "kernels")]
 
 import cases  # noqa: E402
+import plans  # noqa: E402
 import workload  # noqa: E402
 
 import adapmixed_ext  # noqa: E402
@@ -44,7 +45,7 @@ FEW = SHAPES[1:4]
 
 def inputs(few: bool = False) -> Iterator[tuple[str, workload.Inputs]]:
     """Yield named inputs on the CPU."""
-    for dtype in (torch.bfloat16, torch.float32) if few else cases.DTYPES:
+    for dtype in (torch.bfloat16, torch.float32) if few else plans.DTYPES:
         for seed, (models, positions, vocab, top_k) in enumerate(FEW if few else SHAPES):
             x = workload.make(seed, models, positions, vocab, dtype, top_k)
             yield f"{(models, positions, vocab)} {dtype}", x

@@ -6,11 +6,13 @@ both bounds.
 
 from __future__ import annotations
 
-import checks
+import bad_rows
+import ball_checks
 import pytest
+import reports
 import torch
 import workload
-from checks import Report
+from reports import Report
 from torch import Tensor
 
 import adapmixed_ext
@@ -53,12 +55,12 @@ def test_large_inputs(name: str, dtype: torch.dtype, gpu: torch.device) -> None:
         close(projection.weight, expected.weight, 2.1e-4, 1e-12)
         rows = torch.tensor([0, x.private.shape[0] // 2]), torch.tensor([0, 0])
         report, weight = Report(), projection.weight.cpu()[rows].unsqueeze(0)
-        checks.check_weights(
+        ball_checks.check_weights(
             x.private[rows], x.public[rows[1]], weight, order, [radius], report
         )  # fmt: skip
         assert not report.failures, report.failures
         # Both continue with the GPU's projection.
-        moved = checks.moved(projection, "cpu")
+        moved = reports.moved(projection, "cpu")
         for adjacency in ("add_remove", "zero_out"):
             losses = [
                 adapmixed_ext.leave_one_out(
@@ -96,7 +98,7 @@ def test_a_batch_in_groups_is_its_positions(gpu: torch.device) -> None:
 
 
 def test_what_no_status_reports(gpu: torch.device) -> None:
-    checks.check_what_no_status_reports(gpu)
+    bad_rows.check_what_no_status_reports(gpu)
 
 
 def test_devices_are_not_mixed(gpu: torch.device) -> None:

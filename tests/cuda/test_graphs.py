@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import cases
+import plans
 import pytest
 import torch
 import workload
@@ -25,7 +25,7 @@ def capture(operation: workload.Operation, static: workload.Inputs) -> tuple:
     return graph, results
 
 
-@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("dtype", plans.DTYPES)
 @pytest.mark.parametrize("name", workload.OPERATIONS)
 def test_a_replay_answers_what_the_calls_answer(
     name: str, dtype: torch.dtype, gpu: torch.device

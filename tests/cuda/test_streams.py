@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-import cases
+import plans
 import pytest
 import torch
 import workload
@@ -23,7 +23,7 @@ def synchronisation_forbidden() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("dtype", plans.DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_same_bits_again_and_on_another_stream(
     shape: tuple[int, int, int], dtype: torch.dtype, gpu: torch.device

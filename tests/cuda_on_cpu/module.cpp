@@ -23,6 +23,7 @@ PYBIND11_MODULE(_cuda_on_cpu, m) {
                                              : simt::Order::random;
     simt::config.seed = seed;
   });
+  m.def("set_errors", [](int which) { simt::config.errors = static_cast<simt::Errors>(which); });
   m.def("check", [](const std::string& error) {
     for (int k = cudaSuccess; k <= cudaErrorUnknown; ++k) {
       const auto found = static_cast<cudaError_t>(k);

@@ -85,12 +85,30 @@ std::vector<std::size_t> shared_limits();
 
 enum class Order { forward, reverse, random };
 
+enum class Errors { up, down, random };
+
 struct Config {
   Order order = Order::forward;
   unsigned seed = 0;
-  bool sizes_of_a_gpu = false;  // csrc/common/runtime.cuh
+  Errors errors = Errors::random;  // of what a GPU only approximates
+  bool sizes_of_a_gpu = false;     // csrc/common/runtime.cuh
 };
 inline Config config;
+
+// The number `steps` floats above or below, or at random within that.
+inline float off(float value, int steps) {
+  if (!std::isfinite(value)) return value;
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  const int random = static_cast<int>((bits * 2654435761u >> 8) % (2u * steps + 1u)) - steps;
+  int left = config.errors == Errors::up ? steps : config.errors == Errors::down ? -steps : random;
+  for (; left > 0; --left) value = std::nextafter(value, HUGE_VALF);
+  for (; left < 0; ++left) value = std::nextafter(value, -HUGE_VALF);
+  return value;
+}
+inline float near_reciprocal(float x) { return off(1.0f / x, 1); }
+inline float near_exp2(float x) { return off(std::exp2(x), 2); }
+inline float near_log2(float x) { return off(std::log2(x), 1); }
 
 // Called by fibres (scheduler.cpp).
 void sync_block(int line);

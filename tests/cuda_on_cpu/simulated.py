@@ -28,6 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SANITIZER = os.environ.get("ADAPMIXED_SANITIZE", "")  # set by `make sanitize`
 # The order in which threads and blocks run, and a seed for "random".
 ORDERS = (("forward", 0), ("reverse", 0), ("random", 1))
+# Of what a GPU only approximates: 1 / x, 2^x and log2 x.
+ERRORS = ("up", "down", "random")
 
 
 def run(*command: object, limit: float | None = None) -> str:
@@ -72,7 +74,7 @@ def module() -> ModuleType:
 
 @contextmanager
 def kernels(
-    order: str = "forward", seed: int = 0, *, sizes_of_a_gpu: bool = False
+    order: str = "forward", seed: int = 0, *, sizes_of_a_gpu: bool = False, errors: str = "random"
 ) -> Iterator[list[Tensor]]:
     """Let operators on CPU tensors run the CUDA kernels, with threads in this order.
 
@@ -81,6 +83,7 @@ def kernels(
         seed: seed of the order "random".
         sizes_of_a_gpu: use the tiles and chunks of a GPU. Otherwise they are smaller, so that
             short rows have several of them.
+        errors: one of ERRORS.
 
     Yields:
         The workspaces of the calls, as the kernels left them.
@@ -97,6 +100,7 @@ def kernels(
     before = _native.backends["cpu"]
     built.set_order(order, seed)
     built.set_sizes(sizes_of_a_gpu)
+    built.set_errors(ERRORS.index(errors))
     _native.backends["cpu"] = _native.Backend(built, where, False)
     try:
         yield workspaces

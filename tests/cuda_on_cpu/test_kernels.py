@@ -7,13 +7,18 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import bad_rows
 import cases
 import checks
+import fuzzed
+import oracle
+import plans
 import pytest
+import reports
 import simulated
 import torch
 import workload
-from cases import INF, Case, Plan
+from plans import INF, Case, Plan
 from test_low_rank import SHAPES, operands, rows
 from torch import Tensor
 
@@ -24,12 +29,19 @@ MOST = 2_500  # logits; a fibre takes some 50 ns from barrier to barrier
 FEW = Plan(
     balls=((18.0, 3.6), (3.0, 0.03), (2.5, 0.4), (64.0, 1e-6)), weighings=((18.0, 3.6),),
     orders=(1.5, 18.0, 64.0), clip_orders=(1.5, 18.0), renyi_orders=(1.01, 18.0, 1024.0),
-    boxes=cases.BOXES[:4], pools=cases.POOLS[::2],
+    boxes=plans.BOXES[:4], pools=plans.POOLS[::2],
     screens=Plan.screens[1:4], models=3,
 )  # fmt: skip
 
 
-def check(operators: list[str], case: Case, plan: Plan, *orders: int, gpu: bool = False) -> None:
+def check(
+    operators: list[str],
+    case: Case,
+    plan: Plan,
+    *orders: int,
+    gpu: bool = False,
+    errors: str = "random",
+) -> None:
     """Check operators with some orders of threads; if there are several, all bits must agree."""
     first: list[Tensor] = []
     answers: list[Tensor] = []
@@ -41,8 +53,8 @@ def check(operators: list[str], case: Case, plan: Plan, *orders: int, gpu: bool 
 
     for order in orders:
         answers.clear()
-        with simulated.kernels(*simulated.ORDERS[order % 3], sizes_of_a_gpu=gpu):
-            report = checks.run(operators, case, plan, checks.Through(recorded))
+        with simulated.kernels(*simulated.ORDERS[order % 3], sizes_of_a_gpu=gpu, errors=errors):
+            report = checks.run(operators, case, plan, reports.Through(recorded))
         assert report.values > 0
         assert not report.failures, "\n".join(report.failures[:5])
         first = first or answers.copy()
@@ -61,14 +73,14 @@ TABLE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("index", range(len(TABLE)), ids=cases.ids(TABLE))
+@pytest.mark.parametrize("index", range(len(TABLE)), ids=plans.ids(TABLE))
 def test_contract(index: int) -> None:
-    check([*checks.CHECKS], TABLE[index], FEW, index)
+    check([*checks.CHECKS], TABLE[index], FEW, index, errors=simulated.ERRORS[index % 3])
 
 
 def ensemble(models: int, vocab: int, *, shift: float, noise: float, positions: int = 2) -> Any:
     """Return logits and their public row: a common shift, and noise for each model."""
-    private, public = cases.logits(0, models, positions, vocab, 3.0, noise)
+    private, public = plans.logits(0, models, positions, vocab, 3.0, noise)
     generator = torch.Generator().manual_seed(1)
     return private + shift * torch.randn(positions, vocab, generator=generator), public
 
@@ -131,12 +143,12 @@ def test_losses_of_several_tiles(index: int, adjacency: str) -> None:
 
 def tiles() -> list[Case]:
     """Return short rows that still fill several tiles, each with rare tokens."""
-    private, public = cases.logits(750, 3, 1, 520, 3.0, 0.7)
+    private, public = plans.logits(750, 3, 1, 520, 3.0, 0.7)
     public[:, ::9] = private[:, :, ::9] = -800.0
     public[:, 4::9] = private[:, :, 4::9] = -INF
     private[0, :, ::27] += 40.0
     private[:, :, 5::31] -= 800.0  # rare in the mixture alone
-    found, found_public = cases.logits(753, 4, 1, 260, 2.0, 0.02)
+    found, found_public = plans.logits(753, 4, 1, 260, 2.0, 0.02)
     # One thread of `project` finds a fact that it must tell the others.
     found_public[:, 150] = found[1:, :, 150] = -INF  # uncovered by the first model
     found_public[:, 203] = found[:, :, 203] = -800.0
@@ -144,10 +156,10 @@ def tiles() -> list[Case]:
     found[2, :, 203] = -1000.0  # decides the reverse constraint at order 256
     rows = [
         Case("rare", private, public),
-        Case("apart", *cases.logits(751, 3, 1, 520, 80.0, 80.0)),  # sums that overflow
+        Case("apart", *plans.logits(751, 3, 1, 520, 80.0, 80.0)),  # sums that overflow
         Case("bfloat16", private.bfloat16(), public.bfloat16()),
         # Single precision serves this case, also in tiles that have no token beyond its reach.
-        Case("floats", *cases.logits(752, 4, 1, 400, 3.0, 0.5)),
+        Case("floats", *plans.logits(752, 4, 1, 400, 3.0, 0.5)),
         Case("found-by-one", found, found_public, ((18.0, 3.6), (3.0, 0.03), (256.0, 0.3))),
     ]
     return [dataclasses.replace(case, close=False) for case in rows]
@@ -180,10 +192,10 @@ def raised_and_lowered(vocab: int) -> tuple[Tensor, Tensor]:
 # Large targets, of which few groups of tokens matter; and small ones: chains of multiplications,
 # powers, and careful terms.
 LARGE, SMALL = ((18.0, 3.6), (2.5, 20.0)), ((3.0, 0.03), (64.0, 0.01), (17.5, 0.03), (2.5, 1e-4))
-REVERSE, REVERSE_PUBLIC = cases.logits(2, 1, 1, 9001, 1.0, 0.0)
+REVERSE, REVERSE_PUBLIC = plans.logits(2, 1, 1, 9001, 1.0, 0.0)
 WEIGHED = [
     *(Case(f"ordinary-{dtype}", *(rows.to(dtype) for rows in weighed(1900)), (*LARGE, *SMALL))
-      for dtype in cases.DTYPES),
+      for dtype in plans.DTYPES),
     *(Case(f"V{vocab}-{dtype}", *(rows.to(dtype) for rows in weighed(vocab)),
            ((18.0, 3.6), (64.0, 0.4), (3.0, 0.03), (2.5, 0.4)))
       for vocab, dtype in ((2, torch.bfloat16), (3, torch.float32), (1023, torch.bfloat16),
@@ -197,23 +209,24 @@ WEIGHED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", WEIGHED, ids=cases.ids(WEIGHED))
-def test_weights_of_several_tiles(case: Case) -> None:
-    orders = (0, 1, 2) if case.public.shape[1] <= 2000 else (2,)
-    check(["project"], case, Plan(), *orders, gpu=True)
+@pytest.mark.parametrize("errors", simulated.ERRORS)
+@pytest.mark.parametrize("case", WEIGHED, ids=plans.ids(WEIGHED))
+def test_weights_of_several_tiles(case: Case, errors: str) -> None:
+    orders = (0, 1, 2) if case.public.shape[1] <= 2000 and errors == "random" else (2,)
+    check(["project"], case, Plan(), *orders, gpu=True, errors=errors)
 
 
-@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("dtype", plans.DTYPES)
 def test_pools_of_several_parts_and_tiles(dtype: torch.dtype) -> None:
     """Tokens 1100: two parts and five tiles, the last ones short; more rows than a block takes."""
-    private, public = cases.logits(5, 19, 2, 1100, 3.0, 0.8)
+    private, public = plans.logits(5, 19, 2, 1100, 3.0, 0.8)
     private[2, :, 570], public[:, 5] = -INF, -INF
     case = Case("parts", private.to(dtype), public.to(dtype))
-    check(["log_pool"], case, Plan(pools=(cases.POOLS[0], cases.POOLS[4])), 2)
+    check(["log_pool"], case, Plan(pools=(plans.POOLS[0], plans.POOLS[4])), 2)
     rows = case.private, case.public
     with simulated.kernels("reverse"):
         pool = adapmixed_ext.log_pool(*rows, lower=-0.25, upper=1.0, scale=2.0)
-    exact = checks.oracle.log_sum_exp(checks.array(rows[0]))
+    exact = oracle.log_sum_exp(oracle.array(rows[0]))
     assert abs(exact - pool.private_lse.numpy()).max() < 5e-14  # these are in double
 
 
@@ -224,8 +237,8 @@ def test_parts_and_tiles_of_a_gpu(models: int) -> None:
     700 take tiles of 32 tokens, and two groups.
     """
     operators = ["log_pool", "clip_project", "sample", "renyi_divergence"]
-    plan = dataclasses.replace(FEW, pools=cases.POOLS[:1], boxes=cases.BOXES[:1])
-    case = Case("gpu", *cases.logits(6, 2, 1, 4500, 2.0, 0.7))
+    plan = dataclasses.replace(FEW, pools=plans.POOLS[:1], boxes=plans.BOXES[:1])
+    case = Case("gpu", *plans.logits(6, 2, 1, 4500, 2.0, 0.7))
     if models:
         operators, plan = ["leave_one_out"], Plan(weighings=(), random_weights=False, models=3)
         rows = ensemble(models, 150 if models == 85 else 40, shift=0.0, noise=0.5)
@@ -235,7 +248,7 @@ def test_parts_and_tiles_of_a_gpu(models: int) -> None:
 
 def test_a_row_of_more_chunks_than_threads() -> None:
     """Each thread takes two chunks of 256 tokens; a draw may end in either."""
-    case = Case("chunks", *cases.logits(6, 1, 3, 66_000, 2.0, 0.7))
+    case = Case("chunks", *plans.logits(6, 1, 3, 66_000, 2.0, 0.7))
     check(["sample"], case, FEW, 1)
 
 
@@ -275,7 +288,7 @@ def test_fuzzed_calls(batch: int) -> None:
     gpu = batch >= 100
     most = 1500 if gpu else MOST if batch else 400
     for seed in range(30 * batch, 30 * batch + (30 if batch else 20)):
-        case, plan = cases.fuzzed(seed)
+        case, plan = fuzzed.fuzzed(seed)
         if case.private.numel() <= most:
             check([*checks.CHECKS], case, plan, seed, gpu=gpu)
 
@@ -346,18 +359,18 @@ def test_columns_of_unknown_tokens_are_nan() -> None:
 # Bad data.
 
 
-@pytest.mark.parametrize("kind", cases.BAD)
+@pytest.mark.parametrize("kind", bad_rows.BAD)
 def test_bad_rows_are_reported_and_say_nothing(kind: str) -> None:
-    private, public = cases.bad(kind)
-    error = checks.raised(private, public)
+    private, public = bad_rows.bad(kind)
+    error = bad_rows.raised(private, public)
     with simulated.kernels("reverse"):
-        checks.check_bad_rows(private, public, error)
-        checks.run_on_changed_rows(private, public)
+        bad_rows.check_bad_rows(private, public, error)
+        bad_rows.run_on_changed_rows(private, public)
 
 
 def test_the_faults_of_a_row_in_any_part() -> None:
     """A NaN comes before +inf, wherever both are; the other rows are as ever."""
-    private, public = cases.logits(7, 5, 1, 1100, 1.0, 0.5)
+    private, public = plans.logits(7, 5, 1, 1100, 1.0, 0.5)
     good = private.clone()
     private[0, 0, 3], private[0, 0, 1090] = INF, math.nan
     private[1, 0, 10], private[1, 0, 11] = math.nan, INF
@@ -375,4 +388,4 @@ def test_the_faults_of_a_row_in_any_part() -> None:
 
 def test_what_no_status_reports() -> None:
     with simulated.kernels():
-        checks.check_what_no_status_reports(torch.device("cpu"))
+        bad_rows.check_what_no_status_reports(torch.device("cpu"))

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import cases
 import delete_barriers
+import plans
 import pytest
 import simulated
 import torch
-from cases import Source
+from plans import Source
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -55,7 +55,7 @@ def test_a_query(call: Callable[[Tensor, Tensor], None], kernels: int, memsets: 
 
     torch makes the pool's probabilities with two more.
     """
-    private, public = cases.logits(9, 5, 2, 90, 2.0, 0.5)
+    private, public = plans.logits(9, 5, 2, 90, 2.0, 0.5)
     built = simulated.module()
     with simulated.kernels(sizes_of_a_gpu=True) as workspaces, Torch() as torchs:
         before = built.launches(), built.memsets()

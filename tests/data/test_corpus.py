@@ -1,4 +1,4 @@
-"""Corpora: their documents, the names of documents, and their errors."""
+"""Corpora: their documents, the names of documents, and their errors; the built-in one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trained_demo import DEMO_ENSEMBLE
 
-from adapmixed.data import Corpus, Document
-from adapmixed.data.text import read_text
+from adapmixed.data import Corpus, Document, demo_base, held_out_documents, held_out_text
+from adapmixed.data.builtin import is_held_out, topic_documents
+from adapmixed.ensemble import read_manifest
+from adapmixed.text import read_text
 
 ROWS = [
     {"user": "ann", "text": "one"},
@@ -180,7 +183,6 @@ BAD_TALKS = [
             for value, reason in BAD_TALKS
         ),
         ("a.jsonl", b'{"text": "x"}\n{\n', {}, "line 2 must be a JSON object"),
-        ("a.jsonl", b'{"text": "x", "text": "y"}', {}, "line 1 .*: names in an object must differ"),
         ("a.txt", b"ab\xff", {}, "must be UTF-8"),
         ("a.txt", "one".encode("utf-16-le"), {}, "must be UTF-8 .*converts UTF-16"),
         ("a.txt", "мир\nмир".encode("utf-16-le"), {}, "must be UTF-8 .*converts UTF-16"),
@@ -225,7 +227,7 @@ def test_a_hub_data_set_is_named_with_its_configuration_and_revision(
     config: str | None, revision: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr("adapmixed.data.corpus.hub_rows", lambda *given: asked.append(given) or ())
+    monkeypatch.setattr("adapmixed.data.corpus._hub_rows", lambda *given: asked.append(given) or ())
     text = "hub:some/name" + f":{config}" * bool(config) + f"@{revision}" * bool(revision)
     corpus = Corpus(text)
     assert list(corpus.documents()) == []
@@ -368,3 +370,48 @@ def test_text_to_score(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(ValueError, match="UTF-8"):
         read_text(tmp_path)
+
+
+# The built-in corpus, and the demonstration's assets.
+
+
+def test_held_out_topics_are_in_no_shard() -> None:
+    topics = topic_documents()
+    held_out = {topic for topic in topics if is_held_out(topic)}
+    assert 5 <= len(held_out) <= len(topics) // 2
+    corpus, evaluation = Corpus("builtin"), held_out_documents()
+    private = list(corpus.documents())
+    assert (corpus.name, corpus.unit, corpus.positional) == ("builtin", "topic", False)
+    assert {d.identifier for d in evaluation} == held_out
+    assert {d.identifier for d in private} == set(topics) - held_out
+    assert len(private) + len(evaluation) == sum(len(p) for p in topics.values())
+    assert sum(len(d.text) for d in evaluation) > 20_000
+    texts = [" ".join(d.text.split()) for d in private + evaluation]
+    assert len(set(texts)) == len(texts)  # no paragraph occurs twice
+
+
+def test_the_public_model_is_small_and_names_no_place() -> None:
+    files = [path for path in demo_base().rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 3_000_000
+    _names_no_place_and_no_held_out_text(files)
+
+
+@pytest.mark.usefixtures("demo_ensemble")
+def test_the_ensemble_is_complete_and_names_no_place() -> None:
+    manifest = read_manifest(DEMO_ENSEMBLE)
+    assert len(manifest.members) == len(manifest.shards) == 64
+    assert manifest.adapted == {"lm_head": (8,)}
+    _names_no_place_and_no_held_out_text(
+        [path for path in DEMO_ENSEMBLE.rglob("*") if path.is_file()]
+    )
+    config = json.loads((DEMO_ENSEMBLE / "member-000" / "adapter_config.json").read_text())
+    assert "/" not in config["base_model_name_or_path"]
+
+
+def _names_no_place_and_no_held_out_text(files: list[Path]) -> None:
+    held_out = held_out_text()
+    for path in files:
+        if path.suffix == ".json":
+            text = path.read_text(encoding="utf-8")
+            assert "/root" not in text and "/home" not in text and "/work" not in text
+            assert not any(paragraph in text for paragraph in held_out)

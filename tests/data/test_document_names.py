@@ -38,7 +38,9 @@ def changed(folder: Path, first: str, second: str, name: str, **settings: Any) -
     found = []
     for text in (first, second):
         (folder / name).write_text(text)
-        documents = list(Corpus(str(folder / name), **settings).documents())
+        corpus = Corpus(str(folder / name), **settings)
+        assert corpus.positional is ("id_column" not in settings)
+        documents = list(corpus.documents())
         homes = assign_shards([one.identifier for one in documents], SHARDS, key=b"k" * 32)
         pairs = sorted(zip(documents, homes, strict=True), key=lambda pair: pair[0].identifier)
         found.append([[one.text for one, home in pairs if home == at] for at in range(SHARDS)])
@@ -90,25 +92,6 @@ def test_an_edit_moves_others_that_positions_name(
         assert count > 10 if moves else count == 1
     if kind == "rows":  # a name is stable
         assert changed(tmp_path, *texts, name, id_column="user") == 1
-
-
-def test_which_corpora_are_positional(tmp_path: Path) -> None:
-    (tmp_path / "files").mkdir()
-    for path, text in (("files/a.txt", "x"), ("notes.txt", "x"), ("rows.jsonl", lines(ROWS[:1]))):
-        (tmp_path / path).write_text(text)
-    rows, notes = str(tmp_path / "rows.jsonl"), str(tmp_path / "notes.txt")
-    for corpus, positional in [
-        (Corpus("builtin"), False),
-        (Corpus(str(tmp_path / "files")), False),
-        (Corpus(rows, id_column="user"), False),
-        (Corpus("hub:name", id_column="user"), False),
-        (Corpus(notes), True),
-        (Corpus(notes, new_document=HEADING), True),
-        (Corpus(rows), True),
-        (Corpus(rows, new_document=HEADING), True),
-        (Corpus("hub:name"), True),
-    ]:
-        assert corpus.positional == positional, corpus
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ from doc_pages import (
 from trained_demo import copy_trained, link_ensemble
 
 from adapmixed import cli
-from adapmixed.commands.mechanisms import mechanism_of
+from adapmixed.commands.options import mechanism_of
 from adapmixed_lab import cli as laboratory
 
 README = ROOT / "README.md"

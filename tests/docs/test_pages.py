@@ -27,7 +27,7 @@ from mathml import mathml
 from mdit_py_plugins.dollarmath import dollarmath_plugin
 
 from adapmixed.commands.ledger import LETTER
-from adapmixed.commands.mechanisms import keys_of, kinds
+from adapmixed.commands.options import keys_of, kinds
 
 
 @pytest.mark.parametrize("page", pages(), ids=name_of)

@@ -26,7 +26,8 @@ from torch import Tensor
 
 from adapmixed.evaluation import Diagnostics, Evaluation, evaluate
 from adapmixed.evaluation.diagnostics import BINS, utility_terms
-from adapmixed.evaluation.result import CURVE_POINTS, Curve
+from adapmixed.evaluation.loop import CURVE_POINTS
+from adapmixed.evaluation.report import Curve
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, Unprotected
 from adapmixed.privacy.account import ShardBudget
 from adapmixed.rng import SeededRandom

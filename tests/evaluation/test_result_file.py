@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fake_ensemble import FakeEnsemble
 from processes import CHANGES, forked, killed_before, status_of
 from result_cases import (
@@ -24,7 +25,7 @@ from result_cases import (
     stream,
 )
 
-from adapmixed.evaluation.result import FORMAT_VERSION
+from adapmixed.evaluation.loop import FORMAT_VERSION
 from adapmixed.rng import SecureRandom, SeededRandom
 
 
@@ -53,25 +54,11 @@ def test_killed_before_every_change_of_the_disk(tmp_path: Path) -> None:
         assert numbers(answer(path, ensemble=ensemble, runs=1)) == reference, number
         if status == 0:
             break
-        # Saved windows are not answered again; the first read is the probe.
-        assert len(ensemble.budgets) - 1 <= windows + 1 - max(saved, 1)
+        # Saved windows are not answered again.
+        assert len(ensemble.budgets) <= windows + 1 - max(saved, 1)
         left = {p.name for p in tmp_path.iterdir()} - {f"{n}.json" for n in range(number + 1)}
         assert not left
     assert number > 5 * (windows + 1)
-
-
-def test_goes_on_with_new_noise(tmp_path: Path) -> None:
-    """No noise is drawn twice after an interruption with seeded screening noise."""
-    only = dict(mechanisms={"noisy": MECHANISMS["noisy"]}, epsilon=None, runs=1)
-
-    def stop(done: int, of: int) -> None:
-        if done > BLOCK:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        answer(tmp_path / "result.json", progress=stop, **only)
-    assert windows_in(tmp_path / "result.json") == 1
-    assert numbers(answer(tmp_path / "result.json", **only)) == numbers(answer(**only))
 
 
 def test_one_process_at_a_time_writes(tmp_path: Path) -> None:
@@ -80,7 +67,7 @@ def test_one_process_at_a_time_writes(tmp_path: Path) -> None:
 
     class Waiting(FakeEnsemble):
         def iter_logits(self, ids: Any, *, memory_bytes: int, **others: Any) -> Any:
-            if len(self.budgets) == 2:  # the probe and a window are read
+            if len(self.budgets) == 1:  # a window is read
                 os.write(begun[1], b"x")
                 os.read(end[0], 1)
             return super().iter_logits(ids, memory_bytes=memory_bytes)
@@ -107,7 +94,7 @@ def test_a_complete_file_is_read_and_not_written(tmp_path: Path, reference: list
     assert path.stat().st_mode & 0o077 == 0
     before, ensemble = path.read_bytes(), FakeEnsemble()
     assert numbers(answer(path, ensemble=ensemble)) == reference
-    assert path.read_bytes() == before and len(ensemble.budgets) == 1  # the probe
+    assert path.read_bytes() == before and not ensemble.budgets
 
 
 def interrupted(path: Path, windows: int, **changed: Any) -> None:
@@ -118,12 +105,20 @@ def interrupted(path: Path, windows: int, **changed: Any) -> None:
 
     class Stopping(FakeEnsemble):
         def iter_logits(self, ids: Any, *, memory_bytes: int, **others: Any) -> Any:
-            if len(self.budgets) == windows:
+            if len(self.budgets) == windows - 1:
                 raise Stopped
             return super().iter_logits(ids, memory_bytes=memory_bytes)
 
     with pytest.raises(Stopped):
         answer(path, ensemble=Stopping(), **changed)
+
+
+def test_goes_on_with_new_noise(tmp_path: Path) -> None:
+    """No noise is drawn twice after an interruption with seeded screening noise."""
+    only = dict(mechanisms={"noisy": MECHANISMS["noisy"]}, epsilon=None, runs=1)
+    interrupted(tmp_path / "result.json", 2, **only)
+    assert windows_in(tmp_path / "result.json") == 1
+    assert numbers(answer(tmp_path / "result.json", **only)) == numbers(answer(**only))
 
 
 def test_secure_randomness_is_never_stored_nor_used_again(tmp_path: Path) -> None:
@@ -152,9 +147,9 @@ def test_secure_randomness_is_never_stored_nor_used_again(tmp_path: Path) -> Non
         answer(path)
 
 
-def of_files(fingerprint: str) -> FakeEnsemble:
+def another(**facts: Any) -> FakeEnsemble:
     found = FakeEnsemble()
-    found.fingerprint = fingerprint
+    vars(found).update(facts)
     return found
 
 
@@ -172,14 +167,14 @@ CHANGED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "epsilon": (dict(epsilon={"budgeted": 8.0}), r"mechanisms is .*,8.0\]\], but"),
     "models": (dict(ensemble=FakeEnsemble(models=4)), "num_models is 4"),
-    "ensemble": (dict(ensemble=FakeEnsemble(seed=1)), "probe is"),
-    "files": (dict(ensemble=of_files("b" * 64)), "fingerprint is .b{64}., .* with null"),
+    "files": (dict(ensemble=another(fingerprint="b" * 64)), "fingerprint is .b{64}., .* with null"),
+    "beginning": (dict(ensemble=another(beginning=(0,))), r"beginning is \[0\]"),
+    "dtype": (dict(ensemble=another(dtype=torch.bfloat16)), "dtype is .*bfloat16., .*float32"),
 }
 
 
 @pytest.mark.parametrize("name", CHANGED)
 def test_another_evaluation_is_refused(tmp_path: Path, name: str) -> None:
-    """The fingerprint shows differences that eight tokens do not; null stands for no files."""
     path = tmp_path / "result.json"
     interrupted(path, 3)
     changed, words = CHANGED[name]
@@ -224,7 +219,7 @@ def test_files_that_cannot_be(tmp_path: Path) -> None:
         ensemble = FakeEnsemble()
         with pytest.raises(OSError):
             answer(path, ensemble=ensemble)
-        assert len(ensemble.budgets) == 1  # the probe
+        assert not ensemble.budgets
 
 
 def test_the_file_is_not_written_more_often_than_asked(tmp_path: Path) -> None:

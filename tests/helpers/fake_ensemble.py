@@ -50,7 +50,7 @@ class FakeEnsemble:
         generator = torch.Generator().manual_seed(seed)
         self.num_models, self.vocab_size, self.max_positions = models, vocab, max_positions
         self.longest_text, self.beginning = max_positions, ()
-        self.device = torch.device("cpu")
+        self.device, self.dtype = torch.device("cpu"), torch.float32
         self.unverified: tuple[str, ...] = ()
         self.fingerprint: str | None = None
         self.unit: str | None = None

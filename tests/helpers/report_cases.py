@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from adapmixed.evaluation import Evaluation
-from adapmixed.evaluation.result import BLOCK
+from adapmixed.evaluation.report import BLOCK, Report
 from adapmixed.privacy import Guarantee
-from adapmixed.report import Report
 
 HOSTILE = '<script>alert("1")</script> $\\frac$ --> & id="x"'
 

@@ -1,6 +1,6 @@
 """The demonstration's ensemble, trained once per test run.
 
-A module that reads `DEMO_ENSEMBLE` needs `pytestmark = pytest.mark.usefixtures("demo_ensemble")`.
+A module that reads it needs `pytestmark = pytest.mark.usefixtures("demo_ensemble")`.
 """
 
 import fcntl
@@ -12,6 +12,7 @@ from adapmixed.data import demo_base
 from adapmixed.training.demo import train_demo, train_whole
 
 DEMO_ENSEMBLE = Path(os.environ["ADAPMIXED_TESTS_DEMO"], "ensemble")
+MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 
 
 def trained() -> Path:

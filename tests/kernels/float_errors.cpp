@@ -1,11 +1,18 @@
 // Prints the largest errors of one header; its argument names it.
 //
 // terms: of project/terms.h, as shares of what SumAt::error allows for, over x of both signs at
-// many orders: of careful terms, of chains (for x raised by kWeightError), of powers. ratio: of
-// common/float_ratio.h,
+// many orders: of careful terms, of chains (for x raised by one of their 4 units), of powers.
+// ratio: of common/float_ratio.h,
 // - of 2^n 2^{f/m} - 1 given f, in kFloatUnit, over every float f in range and the worst n;
 // - of r - 1 as a whole, over random logits, relative to the allowed error;
 // - of q in kFloatUnit, and of a token's two parts relative to 2^-37.
+// losses: of leave_one_out/formula.h, as shares of what LossBound allows for,
+// - of x against the public distribution, where one model alone differs from it; and of x near 0
+//   while the others differ;
+// - of a listed term whose x, or X, has moved; and of power_excess.
+// divergences: of renyi/formula.h,
+// - of r t - d and d - t given t, and of h given u, in kFloatUnit;
+// - of a token's terms up to 10 and of larger ones, as shares of what divergence_above allows for.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -14,7 +21,9 @@
 
 #include "common/float_ratio.h"
 #include "common/several.h"
+#include "leave_one_out/formula.h"
 #include "project/terms.h"
+#include "renyi/formula.h"
 
 using namespace adapmixed::ADAPMIXED_ISA;
 
@@ -103,12 +112,14 @@ static std::pair<double, double> worst_of_tokens(long count) {
 
 template <Terms kTerms>
 static double term(double s, double order, float x) {
-  Tokens<Flt> t;
+  Tokens<Flt> t{};
   t.mass = Flt(1.0f), t.x = Flt(x), t.X = vmax(t.x + Flt(1.0f), Flt(1e-30f));
   t.u = t.x * reciprocal(t.X), t.log2 = float_log2(t.X), t.log = float_log(t.x, t.X);
-  Side<kTerms, Flt> side(s, static_cast<int>(order));
-  side.add(t), side.widen();
-  return sum(side.value.total) / Flt::kLanes;
+  const auto value = [&](auto side) {
+    side.add(t), side.widen();
+    return sum(side.value.total) / Flt::kLanes;
+  };
+  return s > 0.0 ? value(Side<kTerms, false, Flt>(order)) : value(Side<kTerms, true, Flt>(order));
 }
 
 // (1 + x)^s - 1 - s x, or (1 + x)^s.
@@ -127,13 +138,13 @@ static double share(double s, double order, float x) {
   const RowRange range{0.0, 0.0, 0.0};
   const ProjectTarget target(order, 0.0);
   const double found = term<kTerms>(s, order, x), reach = std::fabs(std::log1p(x));
-  const long double before = kTerms == Terms::kChain ? x / (1.0L + kWeightError) : x;
+  const long double before = kTerms == Terms::kChain ? x / (1.0L + kFloatUnit) : x;
   const double truth = exact(s, before, powers(kTerms));
   const double sums[3] = {truth, 0.0, 0.0};
-  // Of a power's 24 units, q and the additions have 19, and are exact here.
-  const double most = powers(kTerms)
-                          ? (5.0 + std::fabs(s) * (2.0 + 6.0 * reach)) * kFloatUnit * truth
-                          : sum_at<kTerms>(sums, s, reach, range, target).error;
+  double most = sum_at<kTerms>(sums, s, reach, range, target).error;
+  if (powers(kTerms)) most -= 3.0 * kFloatUnit;  // of q
+  // q and the additions have 19 units, and are exact here.
+  if (kTerms != Terms::kCareful) most -= 19.0 * kFloatUnit * truth;
   return (powers(kTerms) ? std::fabs(truth - found) : truth - found) / most;
 }
 
@@ -154,8 +165,163 @@ static void print_of_terms() {
   std::printf("%g %g %g\n", worst[0], worst[1], worst[2]);
 }
 
+// A logit and its log-sum-exp, such that log r is near `log_r` for the public logit 0 and
+// log-sum-exp `public_lse`.
+struct Logit {
+  float z;
+  double lse;
+  long double excess(double public_lse) const {  // r - 1
+    return expm1l(static_cast<long double>(z) - (static_cast<long double>(lse) - public_lse));
+  }
+  float computed(double public_lse, double weight) const {  // weight (r - 1), as in cpu_tile.h
+    const FloatShift shift = make_shift(lse, public_lse);
+    const FloatToken token = split_token(0.0f);
+    const float raw = ratio_excess(z, token.grid + shift.c, token.rest);
+    return vfma(raw, static_cast<float>(weight * (1.0 + shift.residual)),
+                static_cast<float>(weight * shift.residual));
+  }
+};
+
+// The largest error of x of the first of N models, as a share of what is allowed; the others are
+// `size` times as far from q, half of them above and half below.
+static double worst_neighbour(bool zero_out, double first, double size) {
+  std::mt19937_64 random(3);
+  std::uniform_real_distribution<double> uniform(0.0, 1.0);
+  constexpr int kModels = 16;
+  const double order = 2.0, weight = 0.7;
+  const adapmixed::LeaveOneOutOptions options{&order, 1, zero_out, kModels};
+  const Neighbours all({kModels, 1, 1}, false, options);
+  double worst = 0.0;
+  for (int k = 0; k < 300000; ++k) {
+    const double public_lse = 3.0 + 5.0 * uniform(random), far = uniform(random);
+    const auto logit = [&](double log_r) {
+      const double lse = 3.0 + 5.0 * uniform(random);
+      return Logit{static_cast<float>(log_r + lse - public_lse), lse};
+    };
+    const Logit above = logit(size * far), below = logit(std::log1p(-std::expm1(size * far)));
+    const Logit own = logit(first * uniform(random));
+    float deviations[kModels];
+    double total = 0.0, largest = -1.0;
+    long double exact = 0.0L, sizes = 0.0L;
+    for (int i = 0; i < kModels; ++i) {
+      const Logit& of = i == 0 ? own : i % 2 == 1 ? above : below;
+      deviations[i] = of.computed(public_lse, weight);
+      largest = std::fmax(largest, deviations[i]);
+      exact += weight * of.excess(public_lse), sizes += fabsl(weight * of.excess(public_lse));
+    }
+    for (int i = 0; i < kModels; i += 8) {
+      float partial = 0.0f;
+      for (int j = i; j < i + 8; j += 4) {
+        partial += (deviations[j] + deviations[j + 1]) + (deviations[j + 2] + deviations[j + 3]);
+      }
+      total += partial;
+    }
+    const auto of = float_mixture(all, 0.1, total, largest, weight);
+    if (of.fails) continue;
+    const float found =
+        (static_cast<float>(of.middle) - deviations[0]) * static_cast<float>(of.factor);
+    const long double mean = exact / kModels, factor = 1.0L / (all.divisor * (1.0L + mean));
+    const long double middle = zero_out ? 0.0L : mean, delta = weight * own.excess(public_lse);
+    const long double x = (middle - delta) * factor, spread = sizes / kModels;
+    const double allowed =
+        (kOwn * fabsl(x) + kMean * spread / (1.0L + mean) * fabsl(x) +
+         (zero_out ? 0.0L : 9.6L * fabsl(middle) * factor + kMean * spread * factor)) *
+            kFloatUnit +
+        2.0 * kRatioAbsolute * (fabsl(delta) + weight) * factor;
+    worst = std::max(worst, static_cast<double>(fabsl(found - x)) / allowed);
+  }
+  return worst;
+}
+
+static void print_of_losses() {
+  double moved = 0.0, powered = 0.0;
+  for (const double order : {1.001, 1.01, 1.5, 2.0, 2.5, 8.0, 17.5, 64.0, 256.0, 1000.5}) {
+    for (const double s : {order, 1.0 - order}) {
+      for (int k = 0; k < 40000; ++k) {
+        const double size = std::pow(10.0, -7.0 + k % 20000 * 5e-4);
+        const double x = k < 20000 ? size : -size, X = 1.0 + x;
+        const double log = std::log1p(x), reach = std::fabs(s * log);
+        if (x < -0.999996 || reach > 60.0) continue;
+        const long double c = exact(s, x, false);
+        ListedSums sums;
+        sums.add({1.0, std::fabs(log), 0.0, 0.0}, s, true, true);
+        // s (X^{s-1} - 1), the excess's derivative, times what moves.
+        const long double slope = s * expm1l((s - 1.0L) * log1pl(x)) * (X < 0.5 ? X : x);
+        moved = std::max(moved, static_cast<double>(fabsl(slope / c)) / sums.weight);
+        const auto rounded = static_cast<float>(x);
+        const long double truth = exact(s, rounded, false);
+        const float found =
+            power_excess(rounded, float_log(rounded, rounded + 1.0f), static_cast<float>(s));
+        powered = std::max(powered,
+                           static_cast<double>(fabsl(found / truth - 1.0L)) / (sums.value - 1.0));
+      }
+    }
+  }
+  std::printf("%g %g %g %g\n", worst_neighbour(true, 3.0, 1e-4), worst_neighbour(false, 1e-6, 0.6),
+              moved, powered);
+}
+
+// The largest errors of a token's terms up to 10 and of larger ones, as shares of what
+// divergence_above allows for.
+static std::pair<double, double> worst_divergences() {
+  std::mt19937_64 random(4);
+  std::uniform_real_distribution<double> uniform(0.0, 1.0);
+  double worst[2] = {};
+  for (int k = 0; k < 2000000; ++k) {
+    const double order = 1.0 + std::exp(6.9 * uniform(random) - 3.0);
+    const PairShift shift(100.0 * uniform(random), 100.0 * uniform(random));
+    const auto z = static_cast<float>(shift.p_lse - 59.9 * uniform(random));
+    const auto z0 = static_cast<float>(shift.q_lse - 59.9 * uniform(random));
+    PairSums<float, 1> sums(shift, &order, 0, 1);
+    if (!sums.add(z, z0)) continue;
+    sums.widen();
+    double found[PairSums<float, 1>::kSize];
+    sums.get(found);
+    const long double log_p = static_cast<long double>(z) - shift.p_lse, eta = order - 1.0L;
+    const long double log_q = static_cast<long double>(z0) - shift.q_lse, t = log_p - log_q;
+    const long double p = expl(log_p), q = expl(log_q), u = eta * t;
+    if (fabsl(t) < 1e-2L || fabsl(u) < 1e-2L || fabsl(u) > 300.0L) continue;
+    const long double truth[] = {p * t - (p - q), p - q - q * t, p * (expm1l(u) - u),
+                                 q * (expm1l(-u) + u)};
+    for (int j = 0; j < 4; ++j) {
+      const double allowed =
+          (kUnits + 5.0 * std::log1p(static_cast<double>(truth[j]))) * kFloatUnit;
+      const double error = static_cast<double>(fabsl(found[1 + j] - truth[j]) - 1e-36L);
+      double& of = worst[truth[j] > 10.0L];
+      of = std::max(of, error / (allowed * static_cast<double>(truth[j])));
+    }
+  }
+  return {worst[0], worst[1]};
+}
+
+static void print_of_divergences() {
+  double entropy = 0.0, excess = 0.0;
+  for (int k = 0; k < 4000000; ++k) {
+    const auto size = static_cast<float>(std::exp(-16.0 + k % 2000000 * 1e-5));
+    const float t = k < 2000000 ? size : -size;
+    if (size > kFloatLog) continue;
+    const long double d = expm1l(t), r = 1.0L + d;
+    // By series where the parts cancel.
+    const bool small = size < 1e-2f;
+    long double forward = r * t - d, backward = d - t, power = 0.5L * t * t;
+    if (small) forward = backward = 0.0L;
+    for (int j = 2; small && j < 12; power *= t / ++j) {
+      backward += power, forward += power * (j - 1);
+    }
+    const EntropyTerms<float> terms = entropy_terms(t);
+    entropy = std::max({entropy, static_cast<double>(fabsl(terms.forward / forward - 1.0L)),
+                        static_cast<double>(fabsl(terms.backward / backward - 1.0L))});
+    const float h = exp_excess(float_exp_parts(t), t);
+    excess = std::max(excess, static_cast<double>(fabsl(h / backward - 1.0L)));
+  }
+  const auto [small, large] = worst_divergences();
+  std::printf("%g %g %g %g\n", entropy / kFloatUnit, excess / kFloatUnit, small, large);
+}
+
 int main(int, char** arguments) {
   if (std::strcmp(arguments[1], "terms") == 0) return print_of_terms(), 0;
+  if (std::strcmp(arguments[1], "losses") == 0) return print_of_losses(), 0;
+  if (std::strcmp(arguments[1], "divergences") == 0) return print_of_divergences(), 0;
   const auto [of_q, of_split] = worst_of_tokens(10000000);
   std::printf("%.4f %.4f %.4f %.4f %.4f %.4f\n", worst_given_f(0), worst_given_f(1),
               worst_given_f(2), worst_of_all(20000000), of_q, of_split);

@@ -15,9 +15,9 @@ from typing import Any
 
 import mpmath as mp
 import numpy as np
-from cases import Setting
 from mpmath import mpf
 from numpy.typing import NDArray
+from plans import Setting
 from torch import Tensor
 
 from adapmixed_ext import _C, Clipping, reference

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import cases
 import checks
+import fuzzed
 import oracle
+import plans
 import pytest
 import torch
-from checks import Report, on_device
+from reports import Report, on_device
 from torch import Tensor
 
 import adapmixed_ext
@@ -26,7 +27,7 @@ def test_single_precision_stays_below_the_optimum_by_what_it_may_cost() -> None:
     See csrc/project/terms.h. Hardly any row needs the margin, so only this test would notice
     its loss.
     """
-    private, public = cases.logits(5, 7, 1, 17, 1.0, 1.0)
+    private, public = plans.logits(5, 7, 1, 17, 1.0, 1.0)
     rows = oracle.Rows(private[:, 0], public, exact=True)
     for order in (2.0, 2.5):
         result = adapmixed_ext.project(private, public, order=order, radius=0.03)
@@ -91,7 +92,7 @@ def test_screenings_of_models_that_leave_the_kept_tokens(device: torch.device) -
     """The scores are what remains of q plus a p_i far below q, never a difference of the two."""
     infinite, report = 0, Report()
     for seed in range(100):
-        case, noise, options = cases.far_from_public(seed)
+        case, noise, options = fuzzed.far_from_public(seed)
         got = on_device(device).screen(case.private, case.public, noise, **options)
         checks.check_screening(case, noise, options, got, report)
         infinite += math.isinf(got.divergence.item())
@@ -108,7 +109,7 @@ def clip(private: Tensor, public: Tensor, **options: Any) -> Clipping:
 
 
 def rows(seed: int = 0, models: int = 5, vocab: int = 70) -> tuple[Tensor, Tensor]:
-    private, public = cases.logits(seed, models, 3, vocab, 2.0, 0.8)
+    private, public = plans.logits(seed, models, 3, vocab, 2.0, 0.8)
     private[1, :, 7], private[2, 1, 9] = -INF, 12.0
     private[3] = public
     return private, public

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-import cases
+import plans
 import pytest
 import torch
 import workload
@@ -18,7 +18,7 @@ from adapmixed_ext.inputs import likeliest
 
 def _inputs() -> dict[str, tuple[object, ...]]:
     """Return arguments of every registered operator."""
-    private, public = cases.logits(20, 3, 2, 17, 2.0, 0.5)
+    private, public = plans.logits(20, 3, 2, 17, 2.0, 0.5)
     private_lse, _ = torch.ops.adapmixed.log_sum_exp(private, "private_logits")
     public_lse, _ = torch.ops.adapmixed.log_sum_exp(public, "public_logits")
     ensemble = (private, public, private_lse, public_lse)

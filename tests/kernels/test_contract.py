@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import cases
 import checks
+import fuzzed
+import plans
 import pytest
+import reports
 import torch
-from cases import Case, Plan
-from checks import Report
+from plans import Case, Plan
+from reports import Report
 from workload import ISAS
 
 import adapmixed_ext
@@ -30,12 +33,12 @@ SMALL = Plan()
 LONG = Plan(
     balls=((3.0, 0.03), (2.5, 0.03), (17.5, 1e-3), (18.0, 3.6), (64.0, 9.5)),
     weighings=((18.0, 3.6), (3.0, 0.03)), orders=(1.01, 2.0, 18.0, 64.0),
-    boxes=(*cases.BOXES[1:8:3], (0.6, 1.65)), pools=cases.POOLS[::2],
+    boxes=(*plans.BOXES[1:8:3], (0.6, 1.65)), pools=plans.POOLS[::2],
 )  # fmt: skip
 
 
 def check(operators: list[str], case: Case, plan: Plan, device: torch.device) -> Report:
-    ops = adapmixed_ext if device.type == "cpu" else checks.on_device(device)
+    ops = adapmixed_ext if device.type == "cpu" else reports.on_device(device)
     report = checks.run(operators, case, plan, ops)
     assert report.values > 0
     assert not report.failures, "\n".join(report.failures[:5])
@@ -81,7 +84,7 @@ def test_vocabularies_of_language_models(vocab: int, adjacency: str, device: tor
         balls=ball, weighings=ball, random_weights=False, orders=(2.5, 18.0),
         renyi_orders=(2.5, 18.0), adjacencies=(adjacency,), boxes=((0.6, 1.65),), models=2,
     )  # fmt: skip
-    case = Case(f"V{vocab}", *cases.logits(vocab, 8, 1, vocab, 2.0, 1.0))
+    case = Case(f"V{vocab}", *plans.logits(vocab, 8, 1, vocab, 2.0, 1.0))
     operators = ["project", "leave_one_out", "mixture", "renyi_divergence", "clip_project"]
     check(operators, case, plan, device)
 
@@ -96,12 +99,12 @@ def test_fuzzed_calls(batch: int, device: torch.device) -> None:
     for seed in range(each * batch, each * batch + each):
         torch.set_num_threads(1 + seed % 2)
         assert _C.use_instruction_set(ISAS[seed // 2 % len(ISAS)])
-        values += check(operators, *cases.fuzzed(seed), device).values
+        values += check(operators, *fuzzed.fuzzed(seed), device).values
     assert values > 200
 
 
 def test_every_kind_occurs() -> None:
-    calls = [cases.fuzzed(seed)[0] for seed in range(100)]
-    assert all(any(case.name.startswith(kind) for case in calls) for kind in cases.KINDS)
+    calls = [fuzzed.fuzzed(seed)[0] for seed in range(100)]
+    assert all(any(case.name.startswith(kind) for case in calls) for kind in fuzzed.KINDS)
     assert len({case.private.dtype for case in calls}) == 3
     assert any(case.private.shape[2] > 4000 for case in calls)

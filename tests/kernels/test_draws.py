@@ -12,8 +12,8 @@ from collections import Counter
 import mpmath
 import pytest
 import torch
-from cases import Source
 from oracle import drawn_by_hand
+from plans import Source
 from torch import Tensor
 from workload import ISAS
 

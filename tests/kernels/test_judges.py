@@ -14,20 +14,23 @@ from typing import Any
 
 import cases
 import checks
+import fuzzed
 import numpy as np
 import oracle
+import plans
 import pytest
+import reports
 import torch
-from cases import INF, Case, Plan
-from checks import Report
 from mpmath import mpf
 from oracle import Mixtures, array
+from plans import INF, Case, Plan
+from reports import Report
 from torch import Tensor
 
 import adapmixed_ext
 from adapmixed_ext import reference
 
-SMALL = [call for call in map(cases.fuzzed, range(400)) if call[0].private.numel() <= 150]
+SMALL = [call for call in map(fuzzed.fuzzed, range(400)) if call[0].private.numel() <= 150]
 
 
 def computed(
@@ -84,7 +87,7 @@ def test_extended_precision_is_that_of_70_digits(part: int) -> None:
     ],
 )  # fmt: skip
 def test_wrong_answers_are_noticed(operator: str, field: str, factor: float) -> None:
-    case = Case("right", *cases.logits(5, 3, 1, 9, 2.0, 1.0))
+    case = Case("right", *plans.logits(5, 3, 1, 9, 2.0, 1.0))
     plan = Plan(balls=((3.0, 0.03),), weighings=((3.0, 0.03),), boxes=((0.6, 1.65),))
     check = "mixture" if operator == "log_prob" else operator
     right, wrong = Report(), Report()
@@ -98,7 +101,7 @@ def test_wrong_answers_are_noticed(operator: str, field: str, factor: float) -> 
         return dataclasses.replace(found, **{field: getattr(found, field) * factor})
 
     checks.CHECKS[check](case, plan, adapmixed_ext, right)
-    checks.CHECKS[check](case, plan, checks.Through(scaled), wrong)
+    checks.CHECKS[check](case, plan, reports.Through(scaled), wrong)
     assert not right.failures and wrong.failures
 
 
@@ -109,7 +112,7 @@ PAIRS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", ALL, ids=cases.ids(ALL))
+@pytest.mark.parametrize("case", ALL, ids=plans.ids(ALL))
 @pytest.mark.slow
 def test_project_is_the_optimum(case: Case) -> None:
     """The weight is feasible; a larger one is not."""
@@ -127,7 +130,7 @@ def test_project_is_the_optimum(case: Case) -> None:
             assert outside.all(), (order, radius, w)
 
 
-@pytest.mark.parametrize("case", ALL, ids=cases.ids(ALL))
+@pytest.mark.parametrize("case", ALL, ids=plans.ids(ALL))
 def test_losses_mixtures_and_divergences(case: Case) -> None:
     private, public, report = case.private, case.public, Report()
     orders = (1.01, 2.0, 18.0, 64.0)
@@ -160,7 +163,7 @@ def test_losses_mixtures_and_divergences(case: Case) -> None:
     assert not report.failures, report.failures[:5]
 
 
-@pytest.mark.parametrize("case", ALL, ids=cases.ids(ALL))
+@pytest.mark.parametrize("case", ALL, ids=plans.ids(ALL))
 def test_screen(case: Case) -> None:
     positions, vocab = case.public.shape
     for top_k, sigma, order in ((1, 0.01, 2.0), (5, 0.01, 18.0), (vocab + 3, 1e-6, 3.0)):
@@ -178,11 +181,11 @@ def test_screen(case: Case) -> None:
             assert passed[b].item() == (got <= 0.5)
 
 
-@pytest.mark.parametrize("case", ALL, ids=cases.ids(ALL))
+@pytest.mark.parametrize("case", ALL, ids=plans.ids(ALL))
 def test_log_pool(case: Case) -> None:
     models, positions = case.private.shape[:2]
     report, active = Report(), torch.arange(models * positions).reshape(models, positions) % 3 != 1
-    for setting in (cases.POOLS[0], cases.Setting(-34.0, 30.0, 0.5, 2)):
+    for setting in (plans.POOLS[0], plans.Setting(-34.0, 30.0, 0.5, 2)):
         found = reference.log_pool(
             case.private, case.public, **setting.options(models), active=active
         )

@@ -10,18 +10,20 @@ import math
 from fractions import Fraction
 
 import cases
-import checks
+import fuzzed
+import plans
 import pytest
+import reports
 import torch
-from cases import Setting
 from oracle import array, log_sum_exp
+from plans import Setting
 from torch import Tensor
 
 import adapmixed_ext
 from adapmixed_ext import LogPool
 from adapmixed_ext.inputs import near_log_sum_exp
 
-USUAL = cases.POOLS[0]
+USUAL = plans.POOLS[0]
 # The errors stated in csrc for one log-sum-exp in floats, and one in doubles.
 FLOAT_SUM = 5.3 * 2.0**-24
 DOUBLE_SUM = 5e-14
@@ -33,7 +35,7 @@ def pool_of(private: Tensor, public: Tensor, setting: Setting = USUAL, **more: o
 
 
 def test_slots_that_are_inactive_or_absent_have_no_part(device: torch.device) -> None:
-    private, public = cases.logits(60, 6, 3, 300, 2.0, 0.7)
+    private, public = plans.logits(60, 6, 3, 300, 2.0, 0.7)
     private, public = private.to(device), public.to(device)
     active = torch.tensor([[True] * 3, [False] * 3, [True, False, True]] * 2, device=device)
     emptied = torch.where(active.unsqueeze(-1), private, public)
@@ -56,7 +58,7 @@ def test_slots_that_are_inactive_or_absent_have_no_part(device: torch.device) ->
 
 
 def test_the_order_of_models_does_not_change_a_bit(device: torch.device) -> None:
-    private, public = cases.logits(62, 9, 2, 3000, 2.0, 0.7)
+    private, public = plans.logits(62, 9, 2, 3000, 2.0, 0.7)
     private, public = private.to(device), public.to(device)
     order = torch.randperm(9, generator=torch.Generator().manual_seed(3))
     one, other = pool_of(private, public), pool_of(private[order], public)
@@ -74,7 +76,7 @@ def test_the_order_of_models_does_not_change_a_bit(device: torch.device) -> None
 
 
 def test_known_log_sum_exps_are_taken(isa: str) -> None:
-    private, public = cases.logits(12, 5, 2, 300, 2.0, 1.0)
+    private, public = plans.logits(12, 5, 2, 300, 2.0, 1.0)
     private[3] = public
     exact = [rows.double().logsumexp(-1) for rows in (private, public)]
     known = exact[0] - exact[1]
@@ -108,7 +110,7 @@ def attack(private: Tensor, public: Tensor, setting: Setting, without: str) -> i
             span = Fraction(pool.span[i, b].item())
             assert span <= Fraction(setting.upper) - Fraction(setting.lower)
             bound = float(span) * setting.scale / (models + setting.extra)
-            counted = (log_p[b] > checks.NORMAL) & moved[b].isfinite()
+            counted = (log_p[b] > reports.NORMAL) & moved[b].isfinite()
             known = moved[b][counted]
             if known.numel():
                 depth = -torch.log_softmax(public[b].double(), -1)[counted].min().item()
@@ -122,14 +124,14 @@ def attack(private: Tensor, public: Tensor, setting: Setting, without: str) -> i
 
 
 @pytest.mark.parametrize("without", ["inactive", "public"])
-@pytest.mark.parametrize("setting", cases.POOLS, ids=str)
+@pytest.mark.parametrize("setting", plans.POOLS, ids=str)
 @pytest.mark.slow
 def test_emptying_a_slot_stays_within_its_span(setting: Setting, without: str, isa: str) -> None:
     compared = 0
     for case in (*cases.small(), *cases.corners(), *cases.offsets(), *cases.wide()):
         compared += attack(case.private, case.public, setting, without)
     for seed in range(12):
-        case, _ = cases.fuzzed(seed)
+        case, _ = fuzzed.fuzzed(seed)
         at = torch.randint(4, case.private.shape, generator=torch.Generator().manual_seed(seed))
         edges = torch.tensor([setting.lower, setting.upper, 0.5, -2.0])[at]
         noise = 1 + 1e-7 * torch.randn(at.shape, generator=torch.Generator().manual_seed(seed))

@@ -11,8 +11,8 @@ import os
 import pickle
 import threading
 
-import cases
-import checks
+import bad_rows
+import plans
 import pytest
 import torch
 import workload
@@ -131,7 +131,7 @@ def test_instruction_sets_are_known_by_name(isa: str) -> None:
     assert not _C.use_instruction_set("sse")
 
 
-@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("dtype", plans.DTYPES)
 @pytest.mark.parametrize("name", workload.OPERATIONS)
 def test_a_position_does_not_depend_on_its_batch(
     name: str, dtype: torch.dtype, device: torch.device
@@ -209,10 +209,10 @@ def test_an_empty_batch(name: str, device: torch.device) -> None:
         assert many.shape == one.shape or many.numel() == 0 and many.dim() == one.dim()
 
 
-@pytest.mark.parametrize("kind", cases.BAD)
+@pytest.mark.parametrize("kind", bad_rows.BAD)
 def test_rows_that_changed_since_their_sums(kind: str, path: torch.device) -> None:
-    private, public = cases.bad(kind)
+    private, public = bad_rows.bad(kind)
     rows = private.to(path), public.to(path)
     if path.type == "cuda":
-        checks.check_bad_rows(*rows, checks.raised(private, public))
-    checks.run_on_changed_rows(*rows)
+        bad_rows.check_bad_rows(*rows, bad_rows.raised(private, public))
+    bad_rows.run_on_changed_rows(*rows)

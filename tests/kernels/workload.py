@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
-import cases
+import plans
 import torch
-from cases import Source
+from plans import Source
 from torch import Tensor
 
 import adapmixed_ext
@@ -58,10 +58,10 @@ def make(
     dtype: torch.dtype = torch.float32, top_k: int = 20,
 ) -> Inputs:  # fmt: skip
     """Return inputs on the CPU, with a few masked tokens and one model far from the others."""
-    private, public = cases.logits(seed, models, positions, vocab, 3.0, 0.6)
+    private, public = plans.logits(seed, models, positions, vocab, 3.0, 0.6)
     generator = torch.Generator().manual_seed(seed)
     private[0] += 2.0 * torch.randn(positions, vocab, generator=generator)
-    private[-1, :, vocab // 2] = -cases.INF
+    private[-1, :, vocab // 2] = -plans.INF
     noise = 0.01 * torch.randn(positions, top_k, generator=generator, dtype=torch.float64)
     targets = torch.randint(vocab, (positions,), generator=generator)
     active = torch.rand(models, positions, generator=generator) < 0.8

@@ -25,7 +25,7 @@ from mechanism_cases import (
 )
 from torch import Tensor
 
-from adapmixed.commands.mechanisms import kinds
+from adapmixed.commands.options import kinds
 from adapmixed.mechanisms import (
     Allowance,
     Answer,

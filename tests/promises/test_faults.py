@@ -84,9 +84,9 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
     ("adapmixed.privacy.account:ShardBudget.for_epsilon", "a budget for an epsilon is rounded up",
      lambda original: classmethod(lambda cls, *given: larger(original.__func__(cls, *given))),
      "privacy/test_account.py::test_a_budget_is_the_largest_for_its_epsilon"),
-    ("adapmixed.mechanisms.pmixed:PMixED.per_query", "PMixED leaves no room for rounding",
+    ("adapmixed.mechanisms.paper:PMixED.per_query", "PMixED leaves no room for rounding",
      lambda original: property(lambda self: original.fget(self) * (1 + 1e-9)),
-     "mechanisms/test_pmixed.py::test_no_rounding_exceeds_the_configured_epsilon"),
+     "mechanisms/test_paper.py::test_no_rounding_exceeds_the_configured_epsilon"),
     ("adapmixed.privacy.costs:charge_rounding", "charges lack the others' rounding",
      changed(lambda _: (0.0, 0.0)),
      "mechanisms/test_enumerated.py::test_an_emptied_member_costs_at_most_its_own_charge"),
@@ -104,7 +104,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
     # A charge comes before its release, once, and is on the device.
     ("adapmixed.privacy.accountant:Accountant.charge", "answers are free",
      instead(lambda self, ticket: ticket.charge(lambda events, charges: None)),
-     "generation/test_decoding.py"
+     "generation/test_generation.py"
      "::test_every_step_is_charged_before_its_token_is_drawn_and_yielded"),
     ("adapmixed.mechanisms.mechanism:Ticket._active", "an answer is released without a charge",
      instead(property(lambda self: None)), ONCE),
@@ -135,7 +135,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
      "::test_the_first_answer_charges_the_whole_plan_which_is_not_exceeded[bound]"),
     ("adapmixed.privacy.accountant:Accountant.check_left", "a generation ignores what others spent",
      NOTHING,
-     "generation/test_decoding.py::test_what_exceeds_the_rest_of_a_budget_is_refused_at_the_call"),
+     "generation/test_generation.py::test_what_exceeds_the_rest_of_a_budget_is_refused_at_the_call"),
     ("adapmixed.serving.admission:Admission.reserve", "running answers have nothing reserved",
      instead(lambda self, tokens, key=None: Reservation(self, tokens)),
      "serving/test_admission.py::test_tokens_are_reserved_until_they_are_charged_or_given_back"),

@@ -24,7 +24,7 @@ from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import main
 from adapmixed.commands import serve
-from adapmixed.commands.mechanisms import mechanism_of
+from adapmixed.commands.options import mechanism_of
 from adapmixed.commands.serve import promise, promised
 from adapmixed.data import demo_base
 from adapmixed.mechanisms import Mechanism, Origin, Rows

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from adapmixed.data.builtin import Document
+from adapmixed.text import Document
 from adapmixed.training import assign_shards
 from adapmixed.training.shards import spool
 

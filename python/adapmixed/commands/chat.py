@@ -24,7 +24,6 @@ class ChatOptions:
     """The options of this command alone."""
 
     plain: bool = option("continue every line by itself, without a chat template")
-    system: str | None = option("system message (not with --plain)", metavar="TEXT")
     turns: int = option("most answers; fixed guarantees are planned for them", 64)
 
 
@@ -41,14 +40,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     check_alone("chat")
     check_count("--turns", arguments.turns)
-    if arguments.plain and arguments.system is not None:
-        raise ValueError(f"--system does not apply to --plain, got {arguments.system!r}")
-    opening = [] if arguments.system is None else [_message("system", arguments.system)]
     prompt = "> " if sys.stdin.isatty() else ""
     with opened(arguments, max(arguments.max_new_tokens, 1) * arguments.turns) as generator:
         if not arguments.plain:
-            generator.check_chat(opening)
-        messages, answered = list(opening), 0
+            generator.check_chat()
+        messages, answered = list[dict[str, str]](), 0
         while answered < arguments.turns:
             try:
                 line = input(prompt)
@@ -56,11 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
                 break
             if line.strip() in _LEAVE:
                 break
-            if line.strip() == "/new":
-                messages = list(opening)
-            if not line.strip() or line.strip() == "/new":
+            if line.strip() in ("", "/new"):
+                messages = [] if line.strip() else messages
                 continue
-            asked = [*messages, _message("user", line)]
+            asked = [*messages, {"role": "user", "content": line}]
             try:
                 pieces = (
                     (piece for (piece,) in generator.stream(line, **shape_of(arguments)))
@@ -72,10 +67,6 @@ def run(arguments: argparse.Namespace) -> int:
             except ValueError as error:  # nothing was charged, for instance if the window is full
                 print(f"adapmixed chat: {as_typed(str(error), arguments.options)}", file=sys.stderr)
                 continue
-            messages = [*asked, _message("assistant", show(pieces))]
+            messages = [*asked, {"role": "assistant", "content": show(pieces)}]
             answered += 1
     return 0
-
-
-def _message(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}

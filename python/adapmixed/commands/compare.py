@@ -16,12 +16,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from adapmixed.commands.generate import AnswerOptions
-from adapmixed.commands.mechanisms import add_mechanism_options, mechanism_for
 from adapmixed.commands.options import (
     SharedOptions,
+    add_mechanism_options,
     add_options,
     check_alone,
     load_ensemble,
+    mechanism_for,
     quiet_libraries,
 )
 
@@ -49,11 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
     mechanism = mechanism_for(arguments, max(arguments.max_new_tokens, 1))
     check_alone("compare")
     quiet_libraries()
+    from adapmixed.evaluation.report import aligned
     from adapmixed.generation import PrivateGenerator
     from adapmixed.mechanisms import PublicOnly, Unprotected
     from adapmixed.privacy import Accountant
     from adapmixed.ranks import ALONE
-    from adapmixed.report import aligned
     from adapmixed.rng import SeededRandom
 
     ensemble = load_ensemble(arguments, ALONE)

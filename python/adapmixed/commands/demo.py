@@ -90,8 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed.data import demo_base
     from adapmixed.ensemble import Ensemble
     from adapmixed.evaluation import evaluate
+    from adapmixed.evaluation.report import Report, environment
     from adapmixed.mechanisms import Unprotected, UnprotectedPool
-    from adapmixed.report import Report, environment
     from adapmixed.training.demo import CONFIG, NUM_MODELS, train_demo, train_whole
 
     base = str(arguments.base or demo_base())
@@ -139,7 +139,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         print(f"wrote {laboratory('figures.html').write_page(report, arguments.out)[1]}")
     except ValueError as error:
-        print(f"wrote {report.write(arguments.out)}; report.html is left out: {error}")
+        written = report.write(arguments.out / "report.json")
+        print(f"wrote {written}; report.html is left out: {error}")
     print(f"\n{report.text()}\n")
     print(f"took {time.perf_counter() - started:.0f} s")
     return 0

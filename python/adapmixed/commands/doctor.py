@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
         say_hub(arguments.base)
     import torch
 
-    from adapmixed.report import environment
+    from adapmixed.evaluation.report import environment
 
     facts: dict[str, object] = {**environment()}
     minor = ".".join(str(facts["transformers"]).split(".")[:2])

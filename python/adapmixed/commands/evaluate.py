@@ -14,26 +14,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.mechanisms import (
+from adapmixed.commands.options import (
     BASELINES,
     CHOOSING,
-    add_mechanism_options,
-    mechanism_of,
-    take_plan,
-)
-from adapmixed.commands.options import (
     SharedOptions,
+    add_mechanism_options,
     add_options,
     check_output,
     joined_ranks,
     laboratory,
     load_ensemble,
+    mechanism_of,
     option,
     progress_bar,
     quiet_libraries,
     random_source,
+    take_plan,
 )
-from adapmixed.files import write_file
 
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism
@@ -66,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, EvaluateOptions)
     add_options(parser, SharedOptions, "memory active")
     add_mechanism_options(parser, several=True)
-    add_options(parser, SharedOptions, "device dtype rank_timeout")
+    add_options(parser, SharedOptions, "device dtype")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -84,10 +81,9 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
         check_output("--report", arguments.report, folder=True)
     page = laboratory("figures.html") if arguments.report and ranks.is_main else None
     quiet_libraries()
-    from adapmixed.data.text import read_text
     from adapmixed.evaluation import evaluate, plan_runs
-    from adapmixed.report import Report, environment, validation_losses
-    from adapmixed.text import token_stream
+    from adapmixed.evaluation.report import Report, environment
+    from adapmixed.text import read_text, token_stream
 
     documents = read_text(arguments.text, name="--text")
     ensemble = load_ensemble(arguments, ranks)
@@ -121,7 +117,7 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
         found = [replace(one, tokens_per_second=None) for one in found]
         report = replace(report, evaluations=found)
     if arguments.json is not None:
-        write_file(arguments.json, report.json_text().encode())
+        report.write(arguments.json)
     if page is not None:
         written = page.write_page(report, arguments.report, figures=True)
         print(f"wrote {written[1]}", file=sys.stderr)
@@ -173,3 +169,33 @@ def _config(
         "queries": queries,
         **{name: getattr(arguments, name) for name in names.split()},
     }
+
+
+def validation_losses(folder: Path) -> list[dict[str, object]]:
+    """Return the losses on held-out text of the members that have any, for the operator.
+
+    Each entry has "member", and in nats per held-out token "loss", the member's, and "public_loss",
+    the public model's.
+
+    Args:
+        folder: the ensemble folder. The result is empty if `adapmixed train` did not make it.
+
+    Raises:
+        ValueError: if a file of the ensemble or of a member has another format.
+    """
+    from adapmixed.ensemble.manifest import (
+        FILE_NAME,
+        MEMBER_FILE,
+        read_manifest,
+        read_member_record,
+    )
+
+    found: list[dict[str, object]] = []
+    if (folder / FILE_NAME).is_file():
+        for member in read_manifest(folder).members:
+            if member is not None and (folder / member / MEMBER_FILE).is_file():
+                held_out = read_member_record(folder / member)["validation"]
+                if held_out is not None:
+                    losses = {name: float(held_out[name]) for name in ("loss", "public_loss")}
+                    found.append({"member": member, **losses})
+    return found

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.ledger import all_ledgers
-from adapmixed.commands.mechanisms import add_mechanism_options, mechanism_for
 from adapmixed.commands.options import (
     SharedOptions,
+    add_mechanism_options,
     add_options,
     check_output,
     joined_ranks,
     load_ensemble,
+    mechanism_for,
     option,
     quiet_libraries,
     random_source,
@@ -80,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _prompts(arguments: argparse.Namespace) -> list[str]:
-    from adapmixed.data.text import text_lines
+    from adapmixed.text import text_lines
 
     prompts = list(arguments.prompt or ())
     if arguments.prompts is not None:
@@ -107,7 +108,7 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
     add_options(parser, AnswerOptions, "stop seed operator")
     add_options(parser, SharedOptions, "ledger no_create memory")
     add_mechanism_options(parser)
-    add_options(parser, SharedOptions, "device dtype rank_timeout")
+    add_options(parser, SharedOptions, "device dtype")
 
 
 def shape_of(arguments: argparse.Namespace) -> dict[str, Any]:

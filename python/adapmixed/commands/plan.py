@@ -8,12 +8,20 @@ numbers are used.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapmixed.commands.mechanisms import CHOOSING, save_plan
-from adapmixed.commands.options import add_options, check_output, columns, option
+from adapmixed.commands.options import (
+    CHOOSING,
+    PLAN_VERSION,
+    add_options,
+    check_output,
+    columns,
+    option,
+)
+from adapmixed.files import write_file
 from adapmixed.limits import QUESTIONS, check_optional_queries
 from adapmixed.privacy import planner
 from adapmixed.privacy.guarantee import Guarantee, format_epsilon, weak_warnings
@@ -129,9 +137,24 @@ def _recommended(arguments: argparse.Namespace) -> float:
     if arguments.all:
         _say_all(planner.plan(*question[:3], one.over_time[-1][0], arguments.adjacency))
     if arguments.save is not None:
-        save_plan(arguments.save, arguments.ensemble, mechanism, one)
+        _save(arguments.save, arguments.ensemble, mechanism, one)
         print(f"Wrote {arguments.save}, which is private: other commands take it as --plan.")
     return one.over_time[-1][1]
+
+
+def _save(path: Path, folder: Path, mechanism: str, one: Plan) -> None:
+    """Write the plan of an ensemble folder. It holds a digest of the members, so it is private."""
+    from adapmixed.ensemble.members import recorded_fingerprint
+
+    content = {
+        "format_version": PLAN_VERSION,
+        "ensemble": recorded_fingerprint(folder),
+        "mechanism": mechanism,
+        "epsilon": one.epsilon,
+        "delta": one.delta,
+        "adjacency": one.adjacency,
+    }
+    write_file(path, f"{json.dumps(content, indent=2)}\n".encode())
 
 
 def _say_meaning(one: Plan, periods: int, unit: str) -> None:

@@ -22,15 +22,17 @@ from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.generate import accounted, check_place
 from adapmixed.commands.ledger import all_ledgers
-from adapmixed.commands.mechanisms import add_mechanism_options, mechanism_for, take_plan
 from adapmixed.commands.options import (
     SharedOptions,
+    add_mechanism_options,
     add_options,
     check_alone,
     check_output,
     load_ensemble,
+    mechanism_for,
     option,
     quiet_libraries,
+    take_plan,
 )
 from adapmixed.limits import check_count
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.ledger import all_ledgers
-from adapmixed.commands.mechanisms import settings_of, types_of
 from adapmixed.commands.options import (
     DTYPES,
     PRESETS,
@@ -23,6 +22,8 @@ from adapmixed.commands.options import (
     option,
     quiet_libraries,
     say_hub,
+    settings_of,
+    types_of,
 )
 from adapmixed.workers import start_server
 

@@ -13,28 +13,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+
+from adapmixed.text import Document
 
 HELD_OUT_KEY = b"adapmixed built-in held-out topics"
 HELD_OUT_FRACTION = 0.2
 
 _MIN_PARAGRAPH = 40
-
-
-@dataclass(frozen=True)
-class Document:
-    """One text and its name.
-
-    Attributes:
-        identifier: the name, which assigns the document to a shard. It should depend neither on the
-            text nor on other documents; then no edit moves another document.
-        text: the content.
-    """
-
-    identifier: str
-    text: str
 
 
 def is_held_out(topic: str) -> bool:

@@ -8,28 +8,26 @@ renumber all later documents and move them to other shards (`Corpus.positional`)
 
 from __future__ import annotations
 
+import csv
+import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from adapmixed.data.builtin import Document, private_documents
-from adapmixed.data.text import (
-    Row,
-    article_documents,
-    check_column,
+from adapmixed.data.builtin import private_documents
+from adapmixed.errors import missing_extra
+from adapmixed.text import (
+    Document,
     check_kind,
-    csv_rows,
     file_documents,
     files_below,
-    hub_rows,
-    joined,
-    json_rows,
     kind_of,
-    parquet_rows,
     relative_name,
+    text_lines,
 )
 
 BUILTIN = "builtin"
@@ -37,6 +35,10 @@ HUB = "hub:"
 _HUB = re.compile("hub:(?P<name>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<revision>.+))?")
 _HUB_FORM = "hub:NAME[:CONFIG][@REVISION]"
 _ROWS = ("hub", "csv", "json", "parquet")
+csv.field_size_limit((1 << 31) - 1)  # of the whole process; a text may be longer than 128 KiB
+
+Row = tuple[str, Mapping[str, Any]]
+"""The row's place, as a phrase for errors, and its columns."""
 Render = Callable[[list[dict[str, Any]]], str] | None  # from messages to text
 
 
@@ -196,7 +198,7 @@ class Corpus:
         if self._is_text_folder:
             return file_documents(self._path, self._files())
         if self.kind == "text":
-            return article_documents(self._path, self.new_document)
+            return _article_documents(self._path, self.new_document)
         return (d for part in self._parts() for d in self._row_documents(*part, render))
 
     @property
@@ -232,14 +234,14 @@ class Corpus:
         if self._hub is not None:
             name, config, revision = self._hub.groups()
             split = self.split or "train"
-            yield split, hub_rows(name, config, revision, split)
+            yield split, _hub_rows(name, config, revision, split)
             return
         columns = [self._column, *([self.id_column] if self.id_column is not None else [])]
         for file in self._files():
             if self.kind == "parquet":
-                rows = parquet_rows(file, columns)
+                rows = _parquet_rows(file, columns)
             else:
-                rows = csv_rows(file) if self.kind == "csv" else json_rows(file)
+                rows = _csv_rows(file) if self.kind == "csv" else _json_rows(file)
             yield relative_name(self._path, file), rows
 
     def _row_documents(self, part: str, rows: Iterator[Row], render: Render) -> Iterator[Document]:
@@ -248,7 +250,7 @@ class Corpus:
         )
         if self.new_document is not None:
             texts = (text for _, text in found)
-            found = ((None, text) for text in joined(texts, self.new_document))
+            found = ((None, text) for text in _joined(texts, self.new_document))
         for number, (name, text) in enumerate(found):
             if text.strip():
                 yield Document(f"{part}#{number}" if name is None else name, text)
@@ -257,14 +259,14 @@ class Corpus:
         column = self.id_column
         if column is None:
             return None
-        check_column(where, column, list(row))
+        _check_column(where, column, list(row))
         value = row[column]
         if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
             raise ValueError(f"{where}: {column} must be a name or an integer, got {value!r}")
         return _encodable(where, column, str(value))
 
     def _text(self, where: str, row: Any, render: Render) -> str:
-        check_column(where, self._column, list(row))
+        _check_column(where, self._column, list(row))
         value = row[self._column]
         if value is None:
             return ""
@@ -300,3 +302,129 @@ def _encodable(where: str, column: str, value: str) -> str:
     except UnicodeEncodeError as error:
         raise ValueError(f"{where}: {column} must be Unicode text: {error}") from error
     return value
+
+
+def _article_documents(file: Path, new_document: str | None) -> Iterator[Document]:
+    """Yield the articles of one file, named by their position: `name#0`, `name#1` ...
+
+    Without `new_document`, blank lines separate them. Articles without text are neither yielded nor
+    counted. So an edit that begins, joins or empties an article renames all later ones.
+
+    Raises:
+        ValueError: if the file is not UTF-8.
+    """
+    lines = text_lines(file)
+    if new_document is None:
+        parts = groupby(lines, key=lambda line: bool(line.strip()))
+        texts: Iterator[str] = ("".join(part) for _, part in parts)
+    else:
+        texts = _joined(lines, new_document)
+    for number, text in enumerate(text for text in texts if text.strip()):
+        yield Document(f"{file.name}#{number}", text.strip("\n"))
+
+
+def _joined(texts: Iterable[str], new_document: str) -> Iterator[str]:
+    """Yield documents of joined texts; a text that the expression matches begins a document."""
+    begins = re.compile(new_document)
+    parts: list[str] = []
+    for text in texts:
+        if begins.match(text) and parts:
+            yield "".join(parts)
+            parts = []
+        parts.append(text if text.endswith("\n") else text + "\n")
+    if parts:
+        yield "".join(parts)
+
+
+def _json_rows(file: Path) -> Iterator[Row]:
+    """Yield the objects of a file of JSON lines, without blank lines.
+
+    Raises:
+        ValueError: if a line is no JSON object; the message names it.
+    """
+    for number, line in enumerate(text_lines(file), start=1):
+        if not line.strip():
+            continue
+        where = f"{file}, line {number}"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{where} must be a JSON object: {error}") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{where} must be a JSON object, got {type(row).__name__}")
+        yield where, row
+
+
+def _csv_rows(file: Path) -> Iterator[Row]:
+    """Yield the rows of a CSV file, whose first line names the columns.
+
+    Raises:
+        ValueError: if a row has more or fewer columns, or a column occurs twice.
+    """
+    reader = csv.DictReader(text_lines(file), strict=True)
+    try:
+        names = reader.fieldnames or ()
+        for name in names:
+            _check_column(str(file), name, names)
+        for row in reader:
+            where = f"{file}, line {reader.line_num}"
+            if None in row or None in row.values():
+                got = "more" if None in row else "fewer"
+                raise ValueError(f"{where} must have {len(names)} columns, got {got}")
+            yield where, row
+    except csv.Error as error:
+        raise ValueError(f"{file} must be a CSV file: {error}") from error
+
+
+def _parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[Row]:
+    """Yield the rows of a Parquet file, read batch by batch and only in `columns`.
+
+    Raises:
+        ValueError: if the file is unreadable, lacks a column, or pyarrow is not installed.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise missing_extra("reading Parquet files", "pyarrow", "train", error) from error
+    try:
+        table = parquet.ParquetFile(file)
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{file} must be a Parquet file: {error}") from error
+    with table:
+        for column in columns:
+            _check_column(str(file), column, table.schema_arrow.names)
+        number = 0
+        for batch in table.iter_batches(batch_size=1024, columns=list(columns)):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{file}, row {number}", row
+
+
+def _hub_rows(name: str, config: str | None, revision: str | None, split: str) -> Iterator[Row]:
+    """Yield the rows of one split of a data set, streamed through `datasets`.
+
+    The data set lies on the hub, or in a local folder that `datasets` can load.
+
+    Raises:
+        ValueError: if the data set cannot be opened, or `datasets` is not installed.
+    """
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise missing_extra("reading hub data sets", "datasets", "train", error) from error
+    try:
+        rows = load_dataset(name, config, split=split, revision=revision, streaming=True)
+    except Exception as error:  # for instance no network, or no such name or split
+        raise ValueError(f"corpus hub:{name}, split {split!r}, cannot be read: {error}") from error
+    for number, row in enumerate(rows):
+        yield f"hub:{name}, {split} row {number}", row
+
+
+def _check_column(where: str, column: str, names: Sequence[str]) -> None:
+    """Raise ValueError unless there is one such column; the message names those that exist."""
+    if column not in names:
+        listed = ", ".join(sorted(map(str, names)))
+        raise ValueError(f"{where}: column must be one of {listed}, got {column!r}")
+    if names.count(column) > 1:
+        raise ValueError(f"{where}: columns must differ, got two with the name {column!r}")

@@ -6,6 +6,6 @@ release.
 
 from adapmixed.evaluation.diagnostics import Diagnostics
 from adapmixed.evaluation.loop import evaluate, plan_runs
-from adapmixed.evaluation.result import Evaluation, compared
+from adapmixed.evaluation.report import Evaluation, compared
 
 __all__ = ["Diagnostics", "Evaluation", "compared", "evaluate", "plan_runs"]

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adapmixed.evaluation.result import Curve
-from adapmixed.mechanisms import Answer, NextToken, Ticket
+from adapmixed.evaluation.report import Curve
+from adapmixed.mechanisms import Answer, NextToken, Rows, Ticket
 from adapmixed.privacy.encoding import READERS, from_json
 from adapmixed_ext import Projection
 
@@ -62,16 +62,19 @@ class Diagnostics:
         found, protects = ticket._distribution, ticket.mechanism.name not in UNPROTECTED
         # Others are no mixture Σ_i [λ_i p_i + (1−λ_i) q]/N, or one over a subset of the members.
         if protects and type(found) is NextToken and isinstance(found.projection, Projection):
-            self._add_mixture(found, answer, targets)
+            self._add_mixture(found.rows, found.projection, answer, targets)
         charges = _charges(ticket)
         if charges is not None:
             self.charged = (self.charged if len(self.charged) else 0.0) + charges.sum(1)
         self.curve.add((self.queries, *self.charged))
 
-    def _add_mixture(self, found: NextToken, answer: Answer, targets: Tensor) -> None:
-        own, public = target_log_probs(found, targets)
-        projection: Any = found.projection
-        weight = _array(projection.weight)
+    def _add_mixture(self, rows: Rows, sums: Projection, answer: Answer, targets: Tensor) -> None:
+        places, share = rows.places(targets)
+        index = places.unsqueeze(-1)
+        at = rows.private.gather(2, index.expand(len(rows.private), -1, 1)).squeeze(2).double()
+        own = _array(at - sums.private_lse + share)
+        public = _array(rows.public.gather(1, index).squeeze(1).double() - sums.public_lse + share)
+        weight = _array(sums.weight)
         largest = utility_terms(own, public, 1.0 - weight).max(0)
         ensemble = np.logaddexp.reduce(own, 0) - math.log(len(own))
         assert answer.log_prob is not None  # targets were given
@@ -116,18 +119,6 @@ class Diagnostics:
         weights = {"zero": zero, "screened": self.screened, "bins": bins, "one": one}
         told = {"utility": utility, "weights": None if utility is None else weights}
         return told | {"charges": self.charges}
-
-
-def target_log_probs(
-    found: NextToken, targets: Tensor
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return log p_j(x_t), (N, B), and log q(x_t), (B,), of the rows that the mechanism mixes."""
-    private, public, sums = found.rows.private, found.rows.public, found.projection
-    places, share = found.rows.places(targets)
-    index = places.unsqueeze(-1)
-    own = private.gather(2, index.expand(len(private), -1, 1)).squeeze(2).double()
-    log_q = public.gather(1, index).squeeze(1).double()
-    return _array(own - sums.private_lse + share), _array(log_q - sums.public_lse + share)
 
 
 def utility_terms(

@@ -1,11 +1,19 @@
-"""Evaluate mechanisms on a text; all of them answer the logits of one forward pass."""
+"""Evaluate mechanisms on a text; all of them answer the logits of one forward pass.
+
+The result file holds the state of an evaluation, from which it goes on after an interruption. It is
+one JSON object, which is replaced atomically. It is private, since it has each model's charges. Of
+the randomness it has only a seed, if there is one, and how many numbers were drawn from it.
+"""
+
+from __future__ import annotations
 
 import hashlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,14 +23,15 @@ import torch
 from torch import Tensor
 
 from adapmixed.ensemble.ensemble import DEFAULT_MEMORY_BYTES
+from adapmixed.ensemble.manifest import read_versioned
 from adapmixed.ensemble.output_layer import LogitsRoom
-from adapmixed.evaluation.diagnostics import Diagnostics, target_log_probs
-from adapmixed.evaluation.result import Evaluation, Tally, compared, read_state, save_state
-from adapmixed.files import remove_leftovers, sole_writer
+from adapmixed.evaluation.diagnostics import Diagnostics
+from adapmixed.evaluation.report import Curve, Evaluation, compared
+from adapmixed.files import remove_leftovers, sole_writer, write_file
 from adapmixed.limits import DEFAULT_ACTIVE, check_active, check_count, check_optional_count
-from adapmixed.mechanisms import Mechanism, Origin, Rows, Unprotected, shaped
+from adapmixed.mechanisms import Answer, Mechanism, Origin, Rows, Ticket, shaped
 from adapmixed.privacy import Accountant
-from adapmixed.privacy.encoding import from_json, to_json
+from adapmixed.privacy.encoding import READERS, canonical, from_json, to_json
 from adapmixed.rng import SecureRandom, SeededRandom
 from adapmixed.text import begun
 
@@ -34,13 +43,13 @@ SAVE_SECONDS = 10.0
 
 # Positions per call of a mechanism: enough to share its overhead, few enough to bound its memory.
 _POSITIONS_PER_CALL = 64
-_PROBED = 8  # positions
-_DESCRIBED = "num_models vocab_size max_positions beginning unverified fingerprint"
-_IMPOSSIBLE = -1e9  # stands for log 0, which JSON cannot hold
+CURVE_POINTS = 512
+FORMAT_VERSION = 11
+"""Of a result file; increases if an entry changes its meaning, or if a required one is new."""
 
 
 def evaluate(
-    ensemble: "Ensemble",
+    ensemble: Ensemble,
     tokens: Sequence[int],
     mechanisms: Mapping[str, Mechanism],
     *,
@@ -123,7 +132,12 @@ def evaluate(
     budgets = dict(epsilon) if isinstance(epsilon, Mapping) else dict.fromkeys(mechanisms, epsilon)
     if unknown := sorted(budgets.keys() - mechanisms.keys()):
         raise ValueError(f"epsilon must name mechanisms of this evaluation, got {unknown!r}")
-    described = {name: getattr(ensemble, name) for name in _DESCRIBED.split()} | {
+    described = {
+        "num_models": ensemble.num_models,
+        "fingerprint": ensemble.fingerprint,
+        "beginning": ensemble.beginning,
+        "unverified": ensemble.unverified,
+        "dtype": str(ensemble.dtype),
         "text": _digest(tokens),
         "block": block_of(ensemble.longest_text, block),
         "stride": stride,
@@ -151,15 +165,16 @@ def evaluate(
     path = None if result is None else Path(result)
     randomness = {"seed": rng.seed, "label": rng.label} if isinstance(rng, SeededRandom) else None
     configuration = described | {"randomness": randomness}  # nothing of a key
-    if path is not None:
-        configuration["probe"] = _probe(ensemble, tokens, windows[0][0], memory_bytes, origin)
+
+    def save(path: Path) -> None:
+        write_file(path, _written(configuration, session.state()))
 
     def begin() -> Tensor:
         assert path is not None
         remove_leftovers(path.parent, path.name)  # of a killed evaluation
-        state = read_state(path, configuration)
+        state = _state(path, configuration)
         if state is None:
-            save_state(path, configuration, session.state())  # raises if it cannot be written
+            save(path)  # raises if it cannot be written
         else:
             session.restore(state)
         return torch.tensor([session.place])
@@ -173,7 +188,7 @@ def evaluate(
             session.step()
             due = session.complete or time.monotonic() - saved >= SAVE_SECONDS
             if path is not None and ranks.is_main and due:
-                save_state(path, configuration, session.state())
+                save(path)
                 saved = time.monotonic()
     return session.results()
 
@@ -263,6 +278,74 @@ def _cut(
 
 
 @dataclass
+class Tally:
+    """The running totals of one mechanism in one run, which a result file holds as JSON.
+
+    Attributes:
+        name: the name of the mechanism in the evaluation.
+        accountant: is charged for every answer.
+        diagnostics: diagnostics to collect, or None.
+        loss: Σ −log p(target).
+        screened: queries that the public model alone answered.
+        seconds: time spent in the mechanism.
+        curve: its points hold the queries so far, their ε, which is NaN without a guarantee, and
+            their perplexity.
+    """
+
+    name: str
+    accountant: Accountant
+    diagnostics: Diagnostics | None = None
+    loss: float = 0.0
+    screened: int = 0
+    seconds: float = 0.0
+    curve: Curve = field(default_factory=lambda: Curve(CURVE_POINTS))
+
+    def add(self, ticket: Ticket, answer: Answer, targets: Tensor) -> None:
+        """Count the answers of one call.
+
+        Args:
+            ticket: the ticket of B queries, charged and released.
+            answer: its answer, with log-probabilities of the targets.
+            targets: (B,) int64 token ids.
+        """
+        assert answer.log_prob is not None  # targets were given
+        self.loss -= math.fsum(answer.log_prob.tolist())
+        self.screened += int(answer.public.sum())
+        done, epsilon = self.accountant.queries, self.accountant.guarantee().epsilon
+        self.curve.add((done, math.nan if epsilon is None else epsilon, self._perplexity(done)))
+        if self.diagnostics is not None:
+            self.diagnostics.add(ticket, answer, targets)
+
+    def result(self, forward_seconds: float) -> Evaluation:
+        """Return the results so far, after at least one query.
+
+        Args:
+            forward_seconds: time of the models' forward passes, shared by all mechanisms.
+        """
+        guarantee, queries = self.accountant.guarantee(), self.accountant.queries
+        points = [(int(done), *values) for done, *values in self.curve.all().tolist()]
+        return Evaluation(
+            name=self.name,
+            perplexity=self._perplexity(queries),
+            queries=queries,
+            guarantee=guarantee,
+            screened=0.0 if guarantee.kind == "public" else self.screened / queries,
+            tokens_per_second=queries / (self.seconds + forward_seconds),
+            curve=tuple((done, None if math.isnan(cost) else cost) for done, cost, _ in points),
+            perplexities=tuple((done, perplexity) for done, _, perplexity in points),
+            breakdown=self.accountant.breakdown(),
+            diagnosis=self.diagnostics,
+        )
+
+    def _perplexity(self, queries: int) -> float:
+        mean = self.loss / queries
+        return math.exp(mean) if mean < 700.0 else math.inf
+
+
+READERS["Accountant"] = Accountant.from_state
+
+
+@dataclass
 class Method:
     """One mechanism in one run: its source of randomness, and its totals so far."""
 
@@ -283,7 +366,7 @@ class Session:
         place: number of windows answered, over all runs.
     """
 
-    ensemble: "Ensemble"
+    ensemble: Ensemble
     tokens: Sequence[int]
     windows: Sequence[Sequence[Window]]
     methods: Sequence[Sequence[Method]]
@@ -372,29 +455,6 @@ class Session:
         self._forward_seconds, self.place = list(state["forward_seconds"]), state["place"]
 
 
-def _probe(
-    ensemble: "Ensemble",
-    tokens: Sequence[int],
-    window: Window,
-    memory_bytes: int,
-    origin: Origin,
-) -> list[float]:
-    """Return each model's mean log-probability of the first tokens, the public model's last."""
-    text = tokens[window.start : min(window.stop, window.start + _PROBED + 1)]
-    queries = len(begun(ensemble.beginning, text)) - 1
-    sums: Any = 0.0
-    active = origin.active_tokens
-    parts = scored_parts(ensemble, text, queries, memory_bytes=memory_bytes, active=active)
-    for rows, targets in parts:
-        plain = Unprotected().propose_rows(rows, rng=SeededRandom(0))._proposed
-        found = np.vstack(target_log_probs(plain, targets))
-        sums = sums + np.maximum(found, _IMPOSSIBLE).sum(1)
-    members = ensemble.ranks.gather(torch.from_numpy(sums[:-1]).to(ensemble.device))
-    if members is None:  # only the main process keeps the file
-        return []
-    return [*(members / queries).tolist(), float(sums[-1]) / queries]
-
-
 def _digest(tokens: Sequence[int]) -> str:
     digest, step = hashlib.sha256(), 1 << 12  # in parts, to avoid a copy of the whole text
     for start in range(0, len(tokens), step):
@@ -403,7 +463,7 @@ def _digest(tokens: Sequence[int]) -> str:
 
 
 def scored_parts(
-    ensemble: "Ensemble",
+    ensemble: Ensemble,
     text: Sequence[int],
     queries: int,
     *,
@@ -437,3 +497,32 @@ def scored_parts(
             yield rows, targets[part]
             del rows
         del private, public, tokens
+
+
+def _state(path: Path, configuration: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the state in a result file that this process holds; None if there is no file.
+
+    Raises:
+        ValueError: the file has another configuration or version, or is damaged.
+    """
+    if not path.exists():
+        return None
+    content = read_versioned(path, FORMAT_VERSION, "configuration", "state", "checksum")
+    if _written(content["configuration"], content["state"]) != path.read_bytes():
+        raise ValueError(f"{path} must be as evaluate wrote it (--result), its checksum differs")
+    found = content["configuration"]
+    for name in [*configuration, *found]:
+        now, then = canonical(configuration.get(name)), canonical(found.get(name))
+        if now != then:
+            raise ValueError(
+                f"{path} must be of the same evaluation to be resumed: {name} is {now}, but the "
+                f"file was begun with {then}"
+            )
+    return dict(content["state"])
+
+
+def _written(configuration: Mapping[str, Any], state: Mapping[str, Any]) -> bytes:
+    """Return the file's bytes, with a checksum over all entries."""
+    content = {"format_version": FORMAT_VERSION, "configuration": configuration, "state": state}
+    checksum = hashlib.sha256(canonical(content).encode("ascii")).hexdigest()
+    return f"{canonical(content | {'checksum': f'sha256:{checksum}'})}\n".encode("ascii")

@@ -185,8 +185,36 @@ class PrivateGenerator:
             LedgerError: a charge could not be made durable; raised while iterating.
         """
         refuse(refused)
-        ids = [self._ids(text) for text in texts_of(prompts)]
-        return self._stream(ids, max_new_tokens, temperature, top_k, stop_strings)
+        asked = [self._ids(text) for text in texts_of(prompts)]
+        ids, mask = left_padded(asked)
+        stops = stop_tokens(self._tokenizer, stop_strings, self.ensemble.vocab_size)
+        texts = [""] * len(asked)
+
+        def ended(_: Tensor) -> Tensor:
+            return torch.tensor([any(stop in text for stop in stop_strings) for text in texts])
+
+        steps = self.stream_tokens(
+            ids,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            attention_mask=mask,
+            ends=self.ensemble.end_tokens | stops,
+            stop=ended,
+        )
+
+        def pieces() -> Iterator[list[str]]:
+            decoded = [Continuation(self._tokenizer, prompt) for prompt in asked]
+            for tokens in steps:
+                new = [
+                    text.add(token) if token >= 0 else ""
+                    for text, token in zip(decoded, tokens.tolist(), strict=True)
+                ]
+                texts[:] = map(str.__add__, texts, new)
+                yield new
+            yield [text.rest() for text in decoded]
+
+        return pieces()
 
     def batches(
         self,
@@ -268,69 +296,27 @@ class PrivateGenerator:
         """
         refuse(refused)
         self.check_chat()
-        text = templated(self._tokenizer, messages_of(messages))
-        pieces = self._stream([self._ids(text)], max_new_tokens, temperature, top_k, stop_strings)
+        pieces = self.stream(
+            templated(self._tokenizer, messages_of(messages)),
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            stop_strings=stop_strings,
+        )
         return (piece for (piece,) in pieces)
 
-    def check_chat(self, opening: Sequence[Mapping[str, str]] = ()) -> None:
-        """Check that the base has a chat template that accepts this opening.
-
-        Args:
-            opening: messages before the first one of the user.
-
-        Raises:
-            ValueError: there is no chat template, or it rejects the opening.
-        """
+    def check_chat(self) -> None:
+        """Raise ValueError if the base has no chat template."""
         if not getattr(self._tokenizer, "chat_template", None):
             raise ValueError(
                 "the base's tokenizer must have a chat template, but has none: use "
                 "adapmixed chat --plain, or generate with a prompt of your own"
             )
-        if opening:
-            templated(self._tokenizer, messages_of([*opening, {"role": "user", "content": "?"}]))
 
     def _ids(self, text: str) -> list[int]:
         ids = text_ids(self._tokenizer, text)
         check_prompt(ids, self.ensemble.vocab_size, self._tokenizer)
         return ids
-
-    def _stream(
-        self,
-        prompts: list[list[int]],
-        max_new_tokens: int,
-        temperature: float,
-        top_k: int | None,
-        stop_strings: Sequence[str],
-    ) -> Iterator[list[str]]:
-        ids, mask = left_padded(prompts)
-        stops = stop_tokens(self._tokenizer, stop_strings, self.ensemble.vocab_size)
-        texts = [""] * len(prompts)
-
-        def ended(_: Tensor) -> Tensor:
-            return torch.tensor([any(stop in text for stop in stop_strings) for text in texts])
-
-        steps = self.stream_tokens(
-            ids,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            attention_mask=mask,
-            ends=self.ensemble.end_tokens | stops,
-            stop=ended,
-        )
-
-        def pieces() -> Iterator[list[str]]:
-            decoded = [Continuation(self._tokenizer, prompt) for prompt in prompts]
-            for tokens in steps:
-                new = [
-                    text.add(token) if token >= 0 else ""
-                    for text, token in zip(decoded, tokens.tolist(), strict=True)
-                ]
-                texts[:] = map(str.__add__, texts, new)
-                yield new
-            yield [text.rest() for text in decoded]
-
-        return pieces()
 
     def check(self, queries: int) -> None:
         """Bind the accountant, and check that it can be charged for so many queries.
@@ -495,46 +481,31 @@ class PrivateGenerator:
         return self.ensemble.ranks.tell(decided, (len(going),), torch.bool, going.device)
 
     def answer(
-        self,
-        private_logits: Tensor,
-        public_logits: Tensor,
-        active_tokens: Tensor | None,
-        *,
-        temperature: float = 1.0,
-        top_k: int | None = None,
+        self, private: Tensor, public: Tensor, active: Tensor | None, **shape: Any
     ) -> Tensor:
-        """Return one token for each row: proposed, charged, then released.
+        """Return one token for each row, (b,) int64 on the CPU: charged, then released.
 
         The caller should hold no other reference to the logits, so that there is room for new ones.
 
         Args:
-            private_logits: (n, b, K) of this process's members.
-            public_logits: (b, V).
-            active_tokens: (b, K) int64, the tokens of the private columns; None for all.
-            temperature: as in :meth:`stream`.
-            top_k: as in :meth:`stream`.
-
-        Returns:
-            (b,) int64 on the CPU.
+            private: (n, b, K) logits of this process's members.
+            public: (b, V) logits.
+            active: (b, K) int64, the tokens of the private columns; None for all.
+            shape: temperature and top_k, as in :meth:`stream`.
 
         Raises:
-            BudgetSpentError: fewer than b queries are left of the mechanism's plan.
-            LedgerError: the charge could not be made durable, so no token is drawn.
+            BudgetSpentError, LedgerError: as :meth:`stream_tokens`.
         """
         ranks = self.ensemble.ranks
-        rows = shaped(
-            private_logits, public_logits,
-            temperature=temperature, top_k=top_k, active=self.active, tokens=active_tokens,
-        )  # fmt: skip
-        private = ranks.gather(rows.private)
+        rows = shaped(private, public, active=self.active, tokens=active, **shape)
+        whole = ranks.gather(rows.private)
 
         def drawn() -> Tensor:
-            assert private is not None and self.accountant is not None  # on the main process
-            gathered = replace(rows, private=private)
+            assert whole is not None and self.accountant is not None  # on the main process
+            gathered = replace(rows, private=whole)
             return charged(gathered, self.mechanism, self.accountant, self.rng, self.origin)
 
-        public = rows.public
-        return ranks.tell(drawn, (len(public),), torch.int64, public.device).cpu()
+        return ranks.tell(drawn, (len(rows.public),), torch.int64, rows.public.device).cpu()
 
 
 def charged(

@@ -2,12 +2,18 @@
 
 from typing import Any
 
-from adapmixed.mechanisms.adapmixed import AdaPMixED
-from adapmixed.mechanisms.baselines import PublicOnly, Unprotected, UnprotectedPool
-from adapmixed.mechanisms.clipped_log_pool import ClippedLogPool
-from adapmixed.mechanisms.clipped_mixing import ClippedMixing
-from adapmixed.mechanisms.mechanism import Allowance, Answer, Mechanism, NextToken, Ticket
-from adapmixed.mechanisms.pmixed import PMixED
+from adapmixed.mechanisms.clipped import ClippedLogPool, ClippedMixing
+from adapmixed.mechanisms.mechanism import (
+    Allowance,
+    Answer,
+    Mechanism,
+    NextToken,
+    PublicOnly,
+    Ticket,
+    Unprotected,
+    UnprotectedPool,
+)
+from adapmixed.mechanisms.paper import AdaPMixED, PMixED
 from adapmixed.mechanisms.rows import Rows, shaped
 from adapmixed.privacy.events import Origin
 from adapmixed.privacy.planner import Plan

@@ -22,7 +22,6 @@ from adapmixed.limits import (
     LEAST_PUBLIC,
     MOST_TOKENS,
     check_active,
-    check_number,
     check_optional_count,
     check_temperature,
     check_type,
@@ -76,13 +75,10 @@ class Rows:
         if self.private_lse is not None:
             return self
         largest = self.private.amax(-1, keepdim=True)
-        bad, far = ~largest.isfinite(), largest.abs() > LARGEST
-        if not bool((bad | far).any()):
+        bad, shift = ~largest.isfinite(), _shift(largest, 1.0)
+        if not bool((bad | (shift != 0)).any()):
             return self
-        private = self.private.clone()
-        for i, b in (bad | far).squeeze(-1).nonzero().tolist():
-            row = self.public[b] if bool(bad[i, b]) else private[i, b] - largest[i, b]
-            private[i, b] = row
+        private = torch.where(bad, self.public, self.private - shift)
         return replace(self, private=private, spare=False)
 
     def with_tail(self) -> Rows:
@@ -389,9 +385,3 @@ def shaped_bytes(
     # In fp32 the tail takes a free column of the ensemble's own rows.
     tail = 4 if copied or element < 4 else 0
     return rows * (kept + 1) * (copied + tail) + 12 * vocab_size, kept + 1
-
-
-def check_confidence(public_confidence: float | None) -> None:
-    """Raise ValueError unless this is a probability or None."""
-    if public_confidence is not None:
-        check_number("public_confidence", public_confidence, least=0.0, most=1.0)

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapmixed.data.builtin import Document
 from adapmixed.data.corpus import Corpus
 from adapmixed.ensemble.lora import block_names, head_name, linear_names
 from adapmixed.ensemble.public_model import base_files, file_digests, load_tokenizer
 from adapmixed.ensemble.support import TESTED, check_model, max_positions
-from adapmixed.text import beginning_of, end_of_text
+from adapmixed.text import Document, beginning_of, end_of_text
 
 
 @dataclass(frozen=True)

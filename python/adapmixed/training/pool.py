@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm import tqdm
 
-from adapmixed.data.builtin import Document
 from adapmixed.ensemble.manifest import MEMBER_FILE, MEMBER_VERSION, read_member_record
 from adapmixed.ensemble.public_model import load_base
 from adapmixed.files import publish_folder, temporary_folder, write_file
-from adapmixed.text import token_stream
+from adapmixed.text import Document, token_stream
 from adapmixed.training.blocks import adapts_head_alone
 from adapmixed.training.finetune import AdapterTrainer, save_adapter, shorten
 from adapmixed.training.shards import Spool, hold_out, hold_out_end, shard_record

@@ -33,8 +33,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapmixed.data.builtin import Document
 from adapmixed.files import create_file
+from adapmixed.text import Document
 
 _MIN_KEY = 16
 _MAX_KEY = 64  # BLAKE2b's limit

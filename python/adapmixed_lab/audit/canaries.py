@@ -44,7 +44,6 @@ from scipy.special import expit
 from torch import Tensor
 
 from adapmixed.data import demo_base
-from adapmixed.data.builtin import Document
 from adapmixed.ensemble import Ensemble
 from adapmixed.mechanisms import (
     ClippedLogPool,
@@ -54,6 +53,7 @@ from adapmixed.mechanisms import (
     Unprotected,
     shaped,
 )
+from adapmixed.text import Document
 from adapmixed.training import FinetuneConfig, save_adapter, token_stream, train_adapter
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit.finding import Effort, Finding

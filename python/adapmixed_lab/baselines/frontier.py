@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from adapmixed.evaluation.report import INTERVAL_WORDS, KEPT_WORDS, NUMBERS, TITLES, aligned, row
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PublicOnly, Unprotected, planned
 from adapmixed.privacy import Guarantee
 from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, plan
-from adapmixed.report import INTERVAL_WORDS, KEPT_WORDS, NUMBERS, TITLES, aligned, row
 from adapmixed_lab.baselines.invisible_ink import InvisibleInk
 from adapmixed_lab.baselines.noisy_aggregation import NoisyAggregation
 from adapmixed_lab.baselines.submix import SubMix

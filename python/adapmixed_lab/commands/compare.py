@@ -58,11 +58,10 @@ def run(arguments: argparse.Namespace) -> int:
     check_alone("compare")
     check_output("--out", arguments.out)
     quiet_libraries()
-    from adapmixed.data.text import read_text
     from adapmixed.evaluation import evaluate
     from adapmixed.mechanisms import PublicOnly, Unprotected
     from adapmixed.ranks import ALONE
-    from adapmixed.text import token_stream
+    from adapmixed.text import read_text, token_stream
     from adapmixed_lab.baselines.frontier import draw, methods, text, trained
     from adapmixed_lab.reproduce.dp_adapter import read_dp_adapter
 

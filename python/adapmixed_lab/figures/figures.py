@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.lines import Line2D
 
 from adapmixed.evaluation import Evaluation
-from adapmixed.report import Report, format_perplexity, format_promise, show_epsilon
+from adapmixed.evaluation.report import Report, format_perplexity, format_promise, show_epsilon
 from adapmixed_lab.figures.style import (
     COLOURS,
     DASHES,

@@ -7,8 +7,7 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from adapmixed.evaluation import Evaluation
-from adapmixed.files import write_file
-from adapmixed.report import (
+from adapmixed.evaluation.report import (
     INTERVAL_WORDS,
     KEPT_WORDS,
     KIND_LABELS,
@@ -20,6 +19,7 @@ from adapmixed.report import (
     format_neighbours,
     row,
 )
+from adapmixed.files import write_file
 from adapmixed_lab.figures.figures import draw
 from adapmixed_lab.figures.style import DrawnFigure
 
@@ -43,7 +43,7 @@ def write_page(report: Report, folder: Path | str, *, figures: bool = False) -> 
     files = {"report.html": render(report, drawings).encode()}
     for one in drawings if figures else ():
         files |= {f"{one.name}.svg": f"{one.svg}\n".encode(), f"{one.name}.pdf": one.pdf}
-    paths = [report.write(folder)]
+    paths = [report.write(Path(folder) / "report.json")]
     for name, content in files.items():
         paths.append(Path(folder) / name)
         write_file(paths[-1], content)

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 
 from adapmixed.data import Corpus, Document
-from adapmixed.data.text import missing_extra
+from adapmixed.errors import missing_extra
+from adapmixed.evaluation.report import MISSING
 from adapmixed.files import create_file, write_file
-from adapmixed.report import MISSING
 from adapmixed.synthesis import Synthesis
 from adapmixed.text import plain_ids
 from adapmixed_lab.figures.html import template

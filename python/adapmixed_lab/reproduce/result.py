@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.report import (
+from adapmixed.evaluation.report import (
     INTERVAL_WORDS,
     KIND_LABELS,
     MISSING,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from adapmixed.mechanisms import ClippedLogPool, clipped_log_pool, clipped_mixing
+from adapmixed.mechanisms import ClippedLogPool, clipped
 from adapmixed.privacy.account import Account, ShardBudget
 from adapmixed_lab.audit import budgets as audit
 from adapmixed_lab.audit.budgets import ENDLESS, ZCDP_ORDERS, Tree
@@ -56,8 +56,8 @@ def test_one_answer_by_hand() -> None:
 def test_a_charge_that_is_too_small_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = replace(audit.POOLS[0], amount=0.05)
     assert tree.divergence() <= 1.0
-    charged = clipped_log_pool.individual_rho
-    monkeypatch.setattr(clipped_log_pool, "individual_rho", lambda *given: 0.4 * charged(*given))
+    charged = clipped.individual_rho
+    monkeypatch.setattr(clipped, "individual_rho", lambda *given: 0.4 * charged(*given))
     assert tree.divergence() > 1.0
 
 
@@ -74,7 +74,7 @@ def test_an_accountant_that_lets_too_much_through_is_seen(monkeypatch: pytest.Mo
         patch.setattr(ShardBudget, "for_epsilon", larger)
         assert audit._extremal_tree(*setting).divergence() > 1.2
     with monkeypatch.context() as patch:  # charges that are a fifth too small
-        patch.setattr(clipped_mixing, "charge_rounding", lambda *given: (-0.2, 0.0))
+        patch.setattr(clipped, "charge_rounding", lambda *given: (-0.2, 0.0))
         assert audit._extremal_tree(*setting).divergence() > 1.2
     with monkeypatch.context() as patch:  # what was spent before is forgotten
         admit = Account.admit

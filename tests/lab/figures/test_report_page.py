@@ -19,12 +19,12 @@ from report_cases import HOSTILE, SAMPLE, Page, build, by_name, evaluation, ever
 from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import main
+from adapmixed.commands.evaluate import validation_losses
 from adapmixed.data import demo_base
 from adapmixed.data.builtin import held_out_documents
 from adapmixed.ensemble import read_manifest, write_manifest
 from adapmixed.evaluation import Diagnostics, Evaluation
-from adapmixed.evaluation.result import Curve
-from adapmixed.report import Report, validation_losses
+from adapmixed.evaluation.report import Curve, Report
 from adapmixed_lab.figures.figures import draw
 from adapmixed_lab.figures.html import render, write_page
 

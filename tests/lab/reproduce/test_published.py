@@ -12,11 +12,10 @@ from dataclasses import replace
 import mpmath
 import pytest
 import torch
-from adapmixed_cases import SEED, SETTINGS, ensemble
 from exact import answered_from_q, costs, log_probs, losses, mixtures, stated, uncharged
 from just_above import exactly
 from oracle import one_way
-from pmixed_cases import DELTA, answer, budget, published, rows
+from paper_cases import DELTA, SEED, SETTINGS, answer, budget, ensemble, published, rows
 from torch import Tensor
 
 import adapmixed_ext as ops

@@ -1,4 +1,7 @@
-"""The operator's report of an evaluation: report.json, and tables with a verdict for a terminal."""
+"""The results of an evaluation, their comparison, and the operator's report.
+
+The report is report.json, and tables with a verdict for a terminal.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,34 @@ import math
 import os
 import platform
 import re
+import statistics
 import textwrap
 import unicodedata
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from importlib import metadata
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from adapmixed.ensemble.manifest import FILE_NAME, MEMBER_FILE, read_manifest, read_member_record
-from adapmixed.evaluation import Evaluation, compared
-from adapmixed.evaluation.result import BLOCK, LEAST_BLOCKS
 from adapmixed.files import write_file
+from adapmixed.privacy import Guarantee
+from adapmixed.privacy.encoding import READERS, from_json
 from adapmixed.privacy.guarantee import format_epsilon
+
+if TYPE_CHECKING:
+    from adapmixed.evaluation.diagnostics import Diagnostics
+
+BLOCK, MOST_BLOCKS, LEAST_BLOCKS = 64, 64, 8
+"""Least queries of a block, most blocks of a run, and least blocks of an interval."""
+_RESAMPLES = 4000
+_ENTRIES = (
+    "name perplexity change difference kept queries planned epsilon delta kind guarantee unit "
+    "adjacency method order screened tokens_per_second breakdown curve perplexities"
+)
 
 KIND_LABELS = {"published": "published, invalid"}
 """Short names of the kinds of guarantee; "published" alone could be read as "may be published"."""
@@ -48,7 +63,7 @@ KEPT_WORDS = (
     "Gain kept: the share of the log-perplexity that the best method without protection gains over "
     "the public model, ± two standard errors by a jackknife over the same blocks."
 )
-FORMAT_VERSION = 3
+REPORT_VERSION = 3
 
 UTILITY_TITLES = ("method", "gap", "mean bound", "bound")
 UTILITY_WORDS = (
@@ -58,6 +73,255 @@ UTILITY_WORDS = (
     "over queries of each query’s largest term, which bounds the gap, too. These numbers depend on "
     "the private data and are for the operator only."
 )
+
+
+@dataclass
+class Curve:
+    """At most `most` points, evenly spaced over the calls, always with the last one.
+
+    If there would be more, every second point is dropped, and from then on only half as many calls
+    are kept. The choice of points depends only on the number of calls.
+
+    Attributes:
+        most: the largest number of points, even.
+        step: every how many calls a point is kept.
+        calls: number of calls so far.
+        points: (n, width), the kept points.
+        last: (1, width), the point of the last call; empty before the first.
+    """
+
+    most: int
+    step: int = 1
+    calls: int = 0
+    points: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+    last: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+
+    def add(self, point: Sequence[float]) -> None:
+        """Add the point of the next call."""
+        self.calls += 1
+        self.last = np.array([point])
+        if self.calls % self.step:
+            return
+        self.points = np.concatenate([self.points.reshape(-1, len(point)), self.last])
+        if len(self.points) > self.most:
+            self.points = self.points[1::2]
+            self.step *= 2
+
+    def all(self) -> NDArray[np.float64]:
+        """Return the points, in order."""
+        # Because `most` is even, the points belong to the calls that `step` divides.
+        ended = self.calls % self.step == 0
+        return self.points if ended else np.concatenate([self.points, self.last])
+
+
+READERS["Curve"] = partial(from_json, Curve)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The results of one mechanism on the text; with several runs, those of the first.
+
+    Every run has its own part of the text, its own randomness and its own accountant. As in the
+    paper, a guarantee covers its run alone. All runs query the same models, so the privacy costs of
+    all answers *together* are the sum over runs.
+
+    Attributes:
+        name: the name given in ``mechanisms``.
+        perplexity: exp of the mean negative log-likelihood over all queries; inf if a target has
+            probability 0.
+        queries: number of scored tokens, each of which is one query.
+        guarantee: the accountant's guarantee after all queries.
+        screened: share of queries that screening answered with the public model; 0 for a mechanism
+            that never reads the private models.
+        tokens_per_second: queries divided by the time of the mechanism and the shared forward pass;
+            None if it is not shown.
+        curve: (queries, ε) after each call of the mechanism and at the end. Long evaluations keep
+            every 2nd, 4th, ... call, so that there are at most 513 points. ε is None without a
+            guarantee.
+        perplexities: (queries, perplexity over the queries so far) at the same points. With a
+            budget of every shard it approaches the public model's as shards spend their budgets.
+        breakdown: the parts of ε in nats: "mixing", "screening", "conversion" and "total".
+        diagnosis: the totals of `evaluate(..., diagnostics=True)`, or None.
+        further: the results of the other runs.
+        change: relative change of perplexity against the public model, the first result whose
+            guarantee is of kind "public"; None without one, if its perplexity is infinite, or with
+            several runs.
+        difference: of log-perplexity to the public model over all runs, from `paired_difference`;
+            None for the public model and without one.
+        kept: the share of the gain without protection: {"of", "share", "error"}, the name of the
+            best method without protection whose gain can be told from zero, and the result of
+            `gain_kept`. Share and error are None if there is none. None for the public model, and
+            without something to compare.
+    """
+
+    name: str
+    perplexity: float
+    queries: int
+    guarantee: Guarantee
+    screened: float
+    tokens_per_second: float | None
+    curve: tuple[tuple[int, float | None], ...]
+    perplexities: tuple[tuple[int, float], ...]
+    breakdown: Mapping[str, float]
+    diagnosis: Diagnostics | None = None
+    further: tuple[Evaluation, ...] = ()
+    change: float | None = None
+    difference: Mapping[str, Any] | None = None
+    kept: Mapping[str, Any] | None = None
+
+    @property
+    def runs(self) -> tuple[Evaluation, ...]:
+        """The results of all runs."""
+        return (self, *self.further)
+
+    @property
+    def perplexity_mean(self) -> float:
+        """The mean over runs of the perplexity."""
+        return statistics.fmean(one.perplexity for one in self.runs)
+
+    @property
+    def perplexity_deviation(self) -> float | None:
+        """The sample standard deviation (n − 1) of the perplexity over runs.
+
+        None for one run, or if a perplexity is infinite.
+        """
+        return _deviation(one.perplexity for one in self.runs)
+
+    @property
+    def epsilon_mean(self) -> float | None:
+        """The mean over runs of ε, or None without a guarantee."""
+        found = [one.guarantee.epsilon for one in self.runs]
+        known = [value for value in found if value is not None]
+        return statistics.fmean(known) if len(known) == len(found) else None
+
+    @property
+    def epsilon_deviation(self) -> float | None:
+        """The sample standard deviation (n − 1) of ε over runs.
+
+        None for one run, or if an ε is missing or infinite.
+        """
+        return _deviation(one.guarantee.epsilon for one in self.runs)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry of report.json for the first run; infinities are still floats."""
+        known = vars(self.guarantee) | vars(self)
+        known |= {"planned": self.guarantee.budget, "guarantee": str(self.guarantee)}
+        entry = {name: known[name] for name in _ENTRIES.split()}
+        return entry | ({} if self.diagnosis is None else {"diagnostics": self.diagnosis.report()})
+
+    def runs_to_json(self) -> dict[str, Any]:
+        """Return the entry of report.json for all runs; infinities are still floats."""
+        first = self.to_json()
+        names = "name queries planned kind adjacency method"
+        return {name: first[name] for name in names.split()} | {
+            "perplexity": [one.perplexity for one in self.runs],
+            "perplexity_mean": self.perplexity_mean,
+            "perplexity_deviation": self.perplexity_deviation,
+            "difference": self.difference,
+            "kept": self.kept,
+            "epsilon": [one.guarantee.epsilon for one in self.runs],
+            "epsilon_mean": self.epsilon_mean,
+            "epsilon_deviation": self.epsilon_deviation,
+            "guarantees": [str(one.guarantee) for one in self.runs],
+        }
+
+
+def _deviation(values: Iterable[float | None]) -> float | None:
+    found = list(values)
+    finite = [value for value in found if value is not None and math.isfinite(value)]
+    return statistics.stdev(finite) if 1 < len(finite) == len(found) else None
+
+
+def compared(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Return the results with `change`, `difference` and `kept`, from these results alone."""
+    public = next((one for one in evaluations if one.guarantee.kind == "public"), None)
+    if public is None:
+        return [replace(one, change=None, difference=None, kept=None) for one in evaluations]
+    free = [one for one in evaluations if one.guarantee.kind == "none"]
+    told = [one for one in free if gain_kept(one, public, one) is not None] or free
+    losses = [math.fsum(math.log(run.perplexity) for run in one.runs) for one in told]
+    best = told[losses.index(min(losses))] if told else None
+    found = []
+    for one in evaluations:
+        change, difference, kept = None, None, None
+        if not one.further and math.isfinite(public.perplexity):
+            change = one.perplexity / public.perplexity - 1.0
+        if one.guarantee.kind != "public":
+            difference = paired_difference(one, public)
+        if best is not None and one is not public:
+            share, error = gain_kept(one, public, best) or (None, None)
+            kept = {"of": best.name, "share": share, "error": error}
+        found.append(replace(one, change=change, difference=difference, kept=kept))
+    return found
+
+
+def paired_difference(
+    method: Evaluation, public: Evaluation
+) -> dict[str, float | int | None] | None:
+    """Return how far a method's log-perplexity lies above the public model's on the same tokens.
+
+    The runs are cut into at most `MOST_BLOCKS` stretches of at least `BLOCK` queries. The interval
+    is a seeded block bootstrap's: the 2.5 % and 97.5 % quantiles of the mean over blocks that are
+    drawn with replacement. It is about other text like this, for the same models.
+
+    Args:
+        method: its results, of one run or several.
+        public: the public model's, of the same runs.
+
+    Returns:
+        "mean", "low" and "high" in nats per token, and "blocks". "low" and "high" are None with
+        fewer than `LEAST_BLOCKS` blocks. None if a perplexity is infinite.
+    """
+    found = _gaps(method, public)
+    if found is None:
+        return None
+    counts, gaps = found
+    result: dict[str, float | int | None] = {"mean": float(gaps.sum() / counts.sum())}
+    result |= {"low": None, "high": None, "blocks": len(gaps)}
+    if len(gaps) >= LEAST_BLOCKS:
+        drawn = np.random.default_rng(0).integers(len(gaps), size=(_RESAMPLES, len(gaps)))
+        means = gaps[drawn].sum(1) / counts[drawn].sum(1)
+        result["low"], result["high"] = map(float, np.quantile(means, (0.025, 0.975)))
+    return result
+
+
+def gain_kept(
+    method: Evaluation, public: Evaluation, reference: Evaluation
+) -> tuple[float, float] | None:
+    """Return which share of a reference's gain over the public model a method keeps.
+
+    Gains are in log-perplexity, on the same tokens and in the blocks of :func:`paired_difference`.
+
+    Returns:
+        (share, its standard error by a jackknife over the blocks). None unless the interval of the
+        reference's gain lies above zero, or if a perplexity is infinite.
+    """
+    gain = paired_difference(reference, public)
+    own, whole = _gaps(method, public), _gaps(reference, public)
+    if gain is None or own is None or whole is None or gain["high"] is None or gain["high"] >= 0:
+        return None
+    mine, theirs = own[1], whole[1]
+    without = (mine.sum() - mine) / (theirs.sum() - theirs)
+    squares = ((without - without.mean()) ** 2).sum() * (len(mine) - 1) / len(mine)
+    return float(mine.sum() / theirs.sum()), math.sqrt(squares)
+
+
+def _gaps(method: Evaluation, public: Evaluation) -> NDArray[np.float64] | None:
+    """Return (2, blocks): the queries of each, and the method's loss above the public model's."""
+    values = [value for one in (*method.runs, *public.runs) for _, value in one.perplexities]
+    if not all(map(math.isfinite, values)):
+        return None
+    pairs = [(_losses(m), _losses(p)) for m, p in zip(method.runs, public.runs, strict=True)]
+    counts = np.concatenate([own[:, 0] for own, _ in pairs])
+    return np.stack([counts, np.concatenate([own[:, 1] - other[:, 1] for own, other in pairs])])
+
+
+def _losses(one: Evaluation) -> NDArray[np.float64]:
+    """Return (queries, loss in nats) of every block, from the perplexities so far."""
+    points = np.array([(0, 0.0), *((n, n * math.log(value)) for n, value in one.perplexities)])
+    count = min(MOST_BLOCKS, max(1, one.queries // BLOCK))
+    wanted = np.arange(count + 1) * one.queries / count
+    return np.diff(points[np.unique(np.searchsorted(points[:, 0], wanted))], axis=0)
 
 
 def row(one: Evaluation) -> list[str]:
@@ -199,7 +463,7 @@ class Report:
             ValueError: if a value is NaN or none that JSON can hold.
         """
         content = {
-            "format_version": FORMAT_VERSION,
+            "format_version": REPORT_VERSION,
             "methods": [one.to_json() for one in self.methods],
             "sample": self.sample,
             "environment": self.environment,
@@ -210,15 +474,11 @@ class Report:
         strict: dict[str, Any] = plain(content, "report")
         return strict
 
-    def json_text(self) -> str:
-        """Return the text of report.json."""
-        return json.dumps(self.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-    def write(self, folder: Path | str) -> Path:
-        """Write report.json in one step into a folder, which is made if needed; return its path."""
-        path, text = Path(folder) / "report.json", self.json_text()
+    def write(self, path: Path) -> Path:
+        """Write report.json to a path in one step, and return it."""
+        text = json.dumps(self.to_json(), indent=2, ensure_ascii=False, allow_nan=False)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, text.encode("utf-8"))
+        write_file(path, f"{text}\n".encode())
         return path
 
     def words(self) -> str:
@@ -324,29 +584,6 @@ def _processor() -> str | None:
         return platform.processor() or None
     found = re.search(r"^model name\s*:\s*(.*)$", facts, re.MULTILINE)
     return found[1] if found else None
-
-
-def validation_losses(folder: Path) -> list[dict[str, object]]:
-    """Return the losses on held-out text of the members that have any, for the operator.
-
-    Each entry has "member", and in nats per held-out token "loss", the member's, and "public_loss",
-    the public model's.
-
-    Args:
-        folder: the ensemble folder. The result is empty if `adapmixed train` did not make it.
-
-    Raises:
-        ValueError: if a file of the ensemble or of a member has another format.
-    """
-    found: list[dict[str, object]] = []
-    if (folder / FILE_NAME).is_file():
-        for member in read_manifest(folder).members:
-            if member is not None and (folder / member / MEMBER_FILE).is_file():
-                held_out = read_member_record(folder / member)["validation"]
-                if held_out is not None:
-                    losses = {name: float(held_out[name]) for name in ("loss", "public_loss")}
-                    found.append({"member": member, **losses})
-    return found
 
 
 def plain(value: object, where: str) -> Any:
