@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
-import bad_rows
 import cases
 import checks
 import fuzzed
@@ -19,7 +17,6 @@ import simulated
 import torch
 import workload
 from plans import INF, Case, Plan
-from test_low_rank import SHAPES, operands, rows
 from torch import Tensor
 
 import adapmixed_ext
@@ -34,15 +31,8 @@ FEW = Plan(
 )  # fmt: skip
 
 
-def check(
-    operators: list[str],
-    case: Case,
-    plan: Plan,
-    *orders: int,
-    gpu: bool = False,
-    errors: str = "random",
-) -> None:
-    """Check operators with some orders of threads; if there are several, all bits must agree."""
+def check(operators: list[str], case: Case, plan: Plan, *orders: int, **how: Any) -> None:
+    """Check operators in some orders of threads, whose bits must agree; how: of the simulation."""
     first: list[Tensor] = []
     answers: list[Tensor] = []
 
@@ -53,7 +43,7 @@ def check(
 
     for order in orders:
         answers.clear()
-        with simulated.kernels(*simulated.ORDERS[order % 3], sizes_of_a_gpu=gpu, errors=errors):
+        with simulated.kernels(*simulated.ORDERS[order % 3], **how):
             report = checks.run(operators, case, plan, reports.Through(recorded))
         assert report.values > 0
         assert not report.failures, "\n".join(report.failures[:5])
@@ -138,7 +128,7 @@ def test_losses_of_several_tiles(index: int, adjacency: str) -> None:
     )  # fmt: skip
     check(["leave_one_out"], case, plan, 0, 1, 2)
     if case.name == "listed":
-        check(["leave_one_out"], case, plan, 0, gpu=True)
+        check(["leave_one_out"], case, plan, 0, sizes_of_a_gpu=True)
 
 
 def tiles() -> list[Case]:
@@ -213,7 +203,7 @@ WEIGHED = [
 @pytest.mark.parametrize("case", WEIGHED, ids=plans.ids(WEIGHED))
 def test_weights_of_several_tiles(case: Case, errors: str) -> None:
     orders = (0, 1, 2) if case.public.shape[1] <= 2000 and errors == "random" else (2,)
-    check(["project"], case, Plan(), *orders, gpu=True, errors=errors)
+    check(["project"], case, Plan(), *orders, sizes_of_a_gpu=True, errors=errors)
 
 
 @pytest.mark.parametrize("dtype", plans.DTYPES)
@@ -243,7 +233,7 @@ def test_parts_and_tiles_of_a_gpu(models: int) -> None:
         operators, plan = ["leave_one_out"], Plan(weighings=(), random_weights=False, models=3)
         rows = ensemble(models, 150 if models == 85 else 40, shift=0.0, noise=0.5)
         case = Case("gpu", *rows, orders=(3.0,), weights=weight_of(0.25))
-    check(operators, case, plan, 1, gpu=True)
+    check(operators, case, plan, 1, sizes_of_a_gpu=True)
 
 
 def test_a_row_of_more_chunks_than_threads() -> None:
@@ -290,7 +280,7 @@ def test_fuzzed_calls(batch: int) -> None:
     for seed in range(30 * batch, 30 * batch + (30 if batch else 20)):
         case, plan = fuzzed.fuzzed(seed)
         if case.private.numel() <= most:
-            check([*checks.CHECKS], case, plan, seed, gpu=gpu)
+            check([*checks.CHECKS], case, plan, seed, sizes_of_a_gpu=gpu)
 
 
 @pytest.mark.parametrize(
@@ -329,63 +319,3 @@ def test_a_log_sum_exp_has_the_same_bits_wherever_its_row_is(vocab: int) -> None
     for found in (projection, clipping):
         assert torch.equal(found.private_lse, lse[1:])
         assert torch.equal(found.public_lse, lse[0])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_rows_of_the_output_layer_are_the_cpus(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    start, coefficients, factors, tokens = operands(*shape)
-    own = start + torch.arange(len(factors))[:, None, None]
-    whole = torch.randn(len(start), shape[-1])
-    for z, ids in ((start, tokens), (own, tokens), (whole, None)):
-        expected = rows(z, coefficients, factors, ids, dtype)
-        for order in simulated.ORDERS:
-            with simulated.kernels(*order):
-                assert torch.equal(rows(z, coefficients, factors, ids, dtype), expected)
-
-
-def test_columns_of_unknown_tokens_are_nan() -> None:
-    """A call that is only queued cannot raise, and must not read beyond the factors."""
-    start, coefficients, factors, tokens = operands(17, 2, 3, 40, 90)
-    wrong = tokens.clone()
-    wrong[0, 3], wrong[1, 39] = 90, -1
-    with simulated.kernels():
-        found = rows(start, coefficients, factors, wrong)
-    unknown = wrong != tokens
-    assert found[:, unknown].isnan().all()
-    assert torch.equal(found[:, ~unknown], rows(start, coefficients, factors, tokens)[:, ~unknown])
-
-
-# Bad data.
-
-
-@pytest.mark.parametrize("kind", bad_rows.BAD)
-def test_bad_rows_are_reported_and_say_nothing(kind: str) -> None:
-    private, public = bad_rows.bad(kind)
-    error = bad_rows.raised(private, public)
-    with simulated.kernels("reverse"):
-        bad_rows.check_bad_rows(private, public, error)
-        bad_rows.run_on_changed_rows(private, public)
-
-
-def test_the_faults_of_a_row_in_any_part() -> None:
-    """A NaN comes before +inf, wherever both are; the other rows are as ever."""
-    private, public = plans.logits(7, 5, 1, 1100, 1.0, 0.5)
-    good = private.clone()
-    private[0, 0, 3], private[0, 0, 1090] = INF, math.nan
-    private[1, 0, 10], private[1, 0, 11] = math.nan, INF
-    private[2, 0, 1050] = INF
-    private[3, 0] = -INF
-    box = {"lower": -0.25, "upper": 1.0, "scale": 2.0}
-    with simulated.kernels("reverse"):
-        pool = adapmixed_ext.log_pool(private, public, **box)
-        clean = adapmixed_ext.log_pool(good, public, **box)
-        found = adapmixed_ext.project(private, public, order=18.0, radius=3.6)
-    assert pool.status.flatten().tolist() == found.status.flatten().tolist() == [1, 1, 2, 3, 0]
-    assert pool.log_normaliser.isnan().all() and pool.span[:4].isnan().all()
-    assert pool.span[4] == clean.span[4] and pool.private_lse[4] == clean.private_lse[4]
-
-
-def test_what_no_status_reports() -> None:
-    with simulated.kernels():
-        bad_rows.check_what_no_status_reports(torch.device("cpu"))

@@ -1,17 +1,19 @@
-"""What a query queues: few kernels and memsets, and none of torch; the sizes of workspaces."""
+"""What a query queues: few kernels and memsets, and none of torch; workspaces; bad rows."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import bad_rows
 import delete_barriers
 import plans
 import pytest
 import simulated
 import torch
-from plans import Source
+from plans import INF, Source
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -142,3 +144,38 @@ def test_there_are_barriers_to_delete() -> None:
         after = mutant.text.splitlines()
         differ = [k + 1 for k, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
         assert differ == [mutant.line], mutant.name
+
+
+# Bad data.
+
+
+@pytest.mark.parametrize("kind", bad_rows.BAD)
+def test_bad_rows_are_reported_and_say_nothing(kind: str) -> None:
+    private, public = bad_rows.bad(kind)
+    error = bad_rows.raised(private, public)
+    with simulated.kernels("reverse"):
+        bad_rows.check_bad_rows(private, public, error)
+        bad_rows.run_on_changed_rows(private, public)
+
+
+def test_the_faults_of_a_row_in_any_part() -> None:
+    """A NaN comes before +inf, wherever both are; the other rows are as ever."""
+    private, public = plans.logits(7, 5, 1, 1100, 1.0, 0.5)
+    good = private.clone()
+    private[0, 0, 3], private[0, 0, 1090] = INF, math.nan
+    private[1, 0, 10], private[1, 0, 11] = math.nan, INF
+    private[2, 0, 1050] = INF
+    private[3, 0] = -INF
+    box = {"lower": -0.25, "upper": 1.0, "scale": 2.0}
+    with simulated.kernels("reverse"):
+        pool = adapmixed_ext.log_pool(private, public, **box)
+        clean = adapmixed_ext.log_pool(good, public, **box)
+        found = adapmixed_ext.project(private, public, order=18.0, radius=3.6)
+    assert pool.status.flatten().tolist() == found.status.flatten().tolist() == [1, 1, 2, 3, 0]
+    assert pool.log_normaliser.isnan().all() and pool.span[:4].isnan().all()
+    assert pool.span[4] == clean.span[4] and pool.private_lse[4] == clean.private_lse[4]
+
+
+def test_what_no_status_reports() -> None:
+    with simulated.kernels():
+        bad_rows.check_what_no_status_reports(torch.device("cpu"))

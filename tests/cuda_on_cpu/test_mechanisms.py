@@ -1,4 +1,4 @@
-"""A mechanism's whole query on the CUDA kernels: the CPU's answers, and no charge for bad rows."""
+"""Queries of mechanisms and rows of the output layer on the CUDA kernels: the CPU's answers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import simulated
 import torch
+from test_low_rank import SHAPES, operands, rows
 from torch import Tensor
 
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, PMixED
@@ -58,3 +59,28 @@ def test_bad_rows_raise_before_anything_is_charged(name: str, value: float) -> N
     public[0, 5] = value
     with simulated.kernels(), pytest.raises(ValueError, match=r"public_logits\[0\]"):
         MECHANISMS[name].propose(private, public, rng=SeededRandom(7))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rows_of_the_output_layer_are_the_cpus(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    start, coefficients, factors, tokens = operands(*shape)
+    own = start + torch.arange(len(factors))[:, None, None]
+    whole = torch.randn(len(start), shape[-1])
+    for z, ids in ((start, tokens), (own, tokens), (whole, None)):
+        expected = rows(z, coefficients, factors, ids, dtype)
+        for order in simulated.ORDERS:
+            with simulated.kernels(*order):
+                assert torch.equal(rows(z, coefficients, factors, ids, dtype), expected)
+
+
+def test_columns_of_unknown_tokens_are_nan() -> None:
+    """A call that is only queued cannot raise, and must not read beyond the factors."""
+    start, coefficients, factors, tokens = operands(17, 2, 3, 40, 90)
+    wrong = tokens.clone()
+    wrong[0, 3], wrong[1, 39] = 90, -1
+    with simulated.kernels():
+        found = rows(start, coefficients, factors, wrong)
+    unknown = wrong != tokens
+    assert found[:, unknown].isnan().all()
+    assert torch.equal(found[:, ~unknown], rows(start, coefficients, factors, tokens)[:, ~unknown])

@@ -17,8 +17,6 @@ from plans import INF, Case, Plan
 from reports import ENOUGH, LEAST, LEAST_RADIUS, LOSS_ERROR, LOSS_FLOOR, SUM_ERROR, Report, copied
 from torch import Tensor
 
-# The ball: project, and leave_one_out, mixture and log_prob of its weights or of others.
-
 
 def weight_tolerance(order: float) -> float:
     """Return the relative error that `project` states for a weight."""

@@ -34,8 +34,6 @@ from torch import Tensor
 
 from adapmixed_ext import Clipping, reference
 
-# The pool, the box, the screening, divergences and draws.
-
 
 def check_log_pool(case: Case, plan: Plan, ops: Any, report: Report) -> None:
     """Check log_pool, and mixture and log_prob of its result."""

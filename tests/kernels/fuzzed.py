@@ -12,8 +12,6 @@ import torch
 from plans import BOXES, DTYPES, EXTREME_ORDERS, INF, POOLS, RADII, Case, Plan, most_radius
 from torch import Tensor
 
-# Fuzzed calls.
-
 KINDS = ("ordinary", "near", "shared", "repeated", "mixed", "masks", "offsets", "ties", "canary")
 
 

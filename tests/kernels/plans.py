@@ -113,8 +113,6 @@ class Source:
         return self.key, self.counter
 
 
-# Plans: the numbers with which the operators are called.
-
 POOLS = (
     Setting(-0.25, 1.0, 2.0),
     Setting(-0.25, 0.5, 1.0, 3),
