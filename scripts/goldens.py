@@ -49,7 +49,7 @@ from adapmixed.data import demo_base
 from adapmixed.privacy import planner
 from adapmixed.rng import SecureRandom, SeededRandom
 from adapmixed_ext import _C
-from adapmixed_lab import cli as lab
+from adapmixed_lab.audit import Effort, run
 
 # Relative, by the name of a field; the other is that of losses, weights and perplexities. Losses
 # are bounds, to which each instruction set adds what it may have lost, at most 1e-4 of them.
@@ -362,12 +362,10 @@ def continued(folder: Path, at: int) -> dict[str, Any]:
     return {"texts": texts, "charge": spent, **numbers(accountant.guarantee())}
 
 
-def audited(folder: Path, name: str) -> dict[str, Any]:
-    path = folder / f"{name}.json"
-    asked = ("--seconds", SECONDS[name], "--seed", 0, "--json", path)
-    found = commanded(lab.main, "audit", name, *asked, file=path)
-    verdicts = {f"{one['name']}: {one['claim']}": one["verdict"] for one in found["findings"]}
-    return {"status": found["status"], "seed": found["seed"], "verdicts": verdicts}
+def audited(name: str) -> dict[str, Any]:
+    found = [*run([name], Effort(SECONDS[name], 0))]
+    verdicts = {f"{one.name}: {one.claim}": one.verdict for one in found}
+    return {"status": int(not all(one.ok for one in found)), "seed": 0, "verdicts": verdicts}
 
 
 def cases(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -391,7 +389,7 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     for at in (0, 1, 2, 4, 5, 9, 11, 12, 14, 15, 17, 18, 19):
         yield f"demo/text/{names[at]}", partial(continued, folder / "demo", at)
     for name in SECONDS:
-        yield f"audit/{name}", partial(audited, folder, name)
+        yield f"audit/{name}", partial(audited, name)
 
 
 # Comparison.

@@ -14,7 +14,7 @@ from fake_ensemble import FakeEnsemble
 from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import _parser, main
-from adapmixed.data import demo_base, held_out_text
+from adapmixed.data import demo_base
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, Mechanism, PMixED
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom, SeededRandom
@@ -22,13 +22,6 @@ from adapmixed_lab.cli import _parser as laboratory_parser
 from adapmixed_lab.cli import main as laboratory
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text("\n\n".join(held_out_text()[:3]), encoding="utf-8")
-    return path
 
 
 def test_the_help_of_a_command_fits_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,10 +52,14 @@ ANSWERS = "--ensemble e --mechanism 'clipped-log-pool lower=0 upper=1 queries=9'
     ],
 )
 def test_a_base_below_a_folder_that_is_here_is_no_hub_name(
-    command: str, text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(text.parent)
+    monkeypatch.chdir(tmp_path)
     Path("models").mkdir()
+    Path("text.txt").write_text("some text")
     program = laboratory if command.startswith(("dp-sgd", "reproduce")) else main
     assert program([*shlex.split(command), "--base", "models/none"]) == 2
     printed = capsys.readouterr()

@@ -171,24 +171,18 @@ def test_blocks_run(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     _stand_ins(page, demo_ensemble)
+    names: dict[str, object] = {"__name__": "page"}
     try:
-        _run_blocks(page, tmp_path)
+        for block, shown in _with_outputs(page):
+            shell = block.language == "sh"
+            printed = _run_shell(block, tmp_path) if shell else _execute(block, names)
+            assert shown is None or is_printed(shown, printed), (
+                f"{shown} is not what {block} printed:\n{printed}"
+            )
     finally:  # a server must not outlive the test
         for pid in tmp_path.glob("*.pid"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid.read_text()), signal.SIGKILL)
-
-
-def _run_blocks(page: Path, tmp_path: Path) -> None:
-    names: dict[str, object] = {"__name__": "page"}
-    for block, shown in _with_outputs(page):
-        if block.language == "sh":
-            printed = _run_shell(block, tmp_path)
-        else:
-            printed = _execute(block, names)
-        assert shown is None or is_printed(shown, printed), (
-            f"{shown} is not what {block} printed:\n{printed}"
-        )
 
 
 def _run_shell(block: Block, folder: Path) -> str:

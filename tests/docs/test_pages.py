@@ -46,14 +46,6 @@ def test_links_resolve(page: Path) -> None:
     assert not broken
 
 
-def test_every_page_is_in_the_index_once() -> None:
-    index = (DOCS / "index.md").read_text(encoding="utf-8")
-    trees = re.findall(r"^```\{toctree\}\n(.*?)^```$", index, re.DOTALL | re.MULTILINE)
-    listed = [line for tree in trees for line in tree.splitlines() if line and line[0] != ":"]
-    found = [page.relative_to(DOCS).with_suffix("").as_posix() for page in DOCS.rglob("*.md")]
-    assert sorted(listed) == sorted(set(found) - {"index"})
-
-
 def test_every_page_is_one_click_from_the_index() -> None:
     linked = {(DOCS / target.partition("#")[0]).resolve() for target in links(DOCS / "index.md")}
     missing = {name_of(page) for page in DOCS.rglob("*.md") if page.resolve() not in linked}
@@ -202,7 +194,6 @@ def test_every_command_and_option_is_shown(program: str) -> None:
     leaves = list(_leaves(parser_of(program)))
     assert len(leaves) >= 3
     for parser in leaves:
-        assert sum(bool(action.option_strings) for action in parser._actions) <= 26, parser.prog
         # Options of other programs are known by name, but are not accepted.
         assert not {"--top-p", "--num-beams", "--greedy"} & set(parser._option_string_actions)
         (section,) = re.findall(

@@ -117,23 +117,12 @@ def test_the_compiled_module_links_no_torch(distributions: Path, tmp_path: Path)
     assert b"libc10" not in (tmp_path / name).read_bytes()
 
 
-@pytest.fixture(scope="module")
-def installed(distributions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder that holds the installed wheel and nothing else."""
-    target = tmp_path_factory.mktemp("site")
-    _run(
-        sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target),
-        str(_wheel(distributions)), cwd=target.parent,
-    )  # fmt: skip
-    return target
-
-
 # -P and PYTHONPATH keep the repository and an editable install out of the way.
-def test_the_wheel_works_elsewhere(installed: Path, tmp_path: Path) -> None:
-    output = _run(
-        sys.executable, "-P", "-c", SMOKE, str(installed), cwd=tmp_path,
-        env={"PYTHONPATH": str(installed)},
-    )  # fmt: skip
+def test_the_wheel_works_elsewhere(distributions: Path, tmp_path: Path) -> None:
+    site = str(tmp_path / "site")
+    install = ["-m", "pip", "install", "-q", "--no-deps", "--target", site]
+    _run(sys.executable, *install, str(_wheel(distributions)), cwd=tmp_path)
+    output = _run(sys.executable, "-P", "-c", SMOKE, site, cwd=tmp_path, env={"PYTHONPATH": site})
     assert output.strip().endswith("ok")
 
 

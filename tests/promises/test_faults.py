@@ -164,7 +164,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
      "misuse/test_misuse.py::test_a_guarantee_of_seeded_answers_says_so"),
     ("adapmixed.ensemble.members:check_shards", "a person in two shards is not noticed",
      instead(lambda members, shards: True),
-     "misuse/test_misuse_shards.py::test_overlapping_shards_are_refused"),
+     "misuse/test_misuse.py::test_overlapping_shards_are_refused"),
     ("adapmixed_ext:log_pool", "an exhausted member of a pool still contributes",
      lambda original: lambda *rows, active=None, **named: original(*rows, **named),
      "mechanisms/test_constant_models.py"

@@ -8,6 +8,7 @@ import pickle
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,21 +54,23 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def started(
-    world: int,
-    work: Callable[[Ranks], object],
-    folder: Path,
-    timeout: float = TIMEOUT,
-    missing: int = 0,
-) -> list[int]:
-    """Start the processes of `world` ranks, without the last `missing` ones.
-
-    Each stores the result of the work, or its ValueError or RuntimeError.
-    """
+def in_processes(world: int, work: Callable[[int], None]) -> list[int]:
+    """Start the work of every rank in a process of its own, as torchrun does."""
     port = free_port()
 
     def one(rank: int) -> None:
         os.environ |= environment(rank, world, port)
+        work(rank)
+
+    return [forked(partial(one, rank)) for rank in range(world)]
+
+
+def started(
+    world: int, work: Callable[[Ranks], object], folder: Path, timeout: float = TIMEOUT
+) -> list[int]:
+    """Start ranks that store the result of the work, or its ValueError or RuntimeError."""
+
+    def one(rank: int) -> None:
         found: object
         try:
             with joined(timeout_seconds=timeout) as ranks:
@@ -77,15 +80,13 @@ def started(
             found = error
         (folder / f"rank-{rank}").write_bytes(pickle.dumps(found))
 
-    return [forked(lambda rank=rank: one(rank)) for rank in range(world - missing)]  # type: ignore[misc]
+    return in_processes(world, one)
 
 
 def commands(world: int, arguments: list[str], folder: Path) -> list[int]:
     """Start `adapmixed` in `world` ranks, whose output goes to `folder`; see `said`."""
-    port = free_port()
 
     def one(rank: int) -> None:
-        os.environ |= environment(rank, world, port)
         sys.stdout = open(folder / f"out-{rank}", "w", encoding="utf-8")
         sys.stderr = open(folder / f"err-{rank}", "w", encoding="utf-8")
         status = main(arguments)
@@ -93,7 +94,7 @@ def commands(world: int, arguments: list[str], folder: Path) -> list[int]:
         sys.stderr.flush()
         os._exit(status)
 
-    return [forked(lambda rank=rank: one(rank)) for rank in range(world)]  # type: ignore[misc]
+    return in_processes(world, one)
 
 
 def said(folder: Path, rank: int) -> tuple[str, str]:

@@ -1,16 +1,20 @@
-"""An ensemble spread over processes answers and charges as one process does, in every bit."""
+"""An ensemble spread over processes answers and charges as one process does."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from fake_ensemble import SpreadEnsemble
-from rank_cases import MECHANISMS, MODELS, POSITIONS, in_ranks, logits
+from rank_cases import MECHANISMS, MODELS, POSITIONS, in_ranks, logits, write_ensemble
+from tiny_models import tiny_model
 from torch import Tensor
 
+from adapmixed.ensemble import Ensemble, members
+from adapmixed.ensemble.members import read_adapters
 from adapmixed.evaluation import evaluate
 from adapmixed.generation import PrivateGenerator
 from adapmixed.mechanisms import shaped
@@ -19,14 +23,6 @@ from adapmixed.ranks import ALONE, Ranks
 from adapmixed.rng import SeededRandom
 
 SHAPES: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.7, "top_k": 11})
-
-
-def same(found: Any, expected: Any) -> bool:
-    if isinstance(expected, torch.Tensor):
-        return torch.equal(found, expected)
-    if isinstance(expected, list):
-        return len(found) == len(expected) and all(map(same, found, expected))
-    return bool(found == expected)
 
 
 def served(ranks: Ranks) -> dict[str, Any]:
@@ -42,7 +38,7 @@ def served(ranks: Ranks) -> dict[str, Any]:
             for shape in SHAPES
             for step in generator.stream_tokens(prompt, max_new_tokens=3, **shape)
         ]
-        found[name] = torch.stack(tokens)  # the same in all processes
+        found[name] = torch.stack(tokens).tolist()  # the same in all processes
         if accountant is not None:
             spent = [] if epsilon is None else accountant.spent.tolist()
             found[f"{name}, charged"] = [str(accountant.guarantee()), accountant.charges, spent]
@@ -59,14 +55,9 @@ def served(ranks: Ranks) -> dict[str, Any]:
 def test_generation_and_evaluation_charge_as_one_process(tmp_path: Path) -> None:
     expected = served(ALONE)
     main, *others = in_ranks(3, served, tmp_path)
-    for found in (main, *others):
-        if isinstance(found, Exception):
-            raise found
-        for name in MECHANISMS:
-            assert torch.equal(found[name], expected[name]), name
-    assert main.keys() == expected.keys()
-    for name in expected:
-        assert same(main[name], expected[name]), name
+    assert main == expected
+    told = {name: expected[name] for name in MECHANISMS}
+    assert all({name: found[name] for name in told} == told for found in others)
 
 
 def test_processes_that_compare_other_facts_raise(tmp_path: Path) -> None:
@@ -109,8 +100,80 @@ def test_what_is_sent(tmp_path: Path) -> None:
         return found
 
     for world, received, *sent in ((2, 2, 2), (3, 3, 2, 1)):
-        for members, found in zip((received, *sent), in_ranks(world, work, tmp_path), strict=True):
+        for count, found in zip((received, *sent), in_ranks(world, work, tmp_path), strict=True):
             if isinstance(found, Exception):
                 raise found
             told = {"tell": 4 * POSITIONS}
-            assert found == [{"gather": 4 * members * POSITIONS * 7, **told}, told]
+            assert found == [{"gather": 4 * count * POSITIONS * 7, **told}, told]
+
+
+# Members are read by the ranks that have them.
+
+
+HEAD, LAST = ["lm_head"], ["h.1.attn.c_attn", "h.1.mlp.c_fc"]
+KINDS: dict[str, list[list[str] | None]] = {  # None: a missing member
+    "all": [["c_attn"], None, ["c_attn"], ["c_attn"]],
+    "head": [HEAD, HEAD, None, HEAD],
+    "last": [LAST, LAST, LAST, None],
+    "mixed": [HEAD, LAST, None, LAST],
+    "head, none on the second rank": [HEAD, HEAD, None, None],
+}
+IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [7, 7, 7, 8, 8, 8]])
+
+
+def answers(ensemble: Ensemble) -> list[tuple[Tensor, Tensor]]:
+    """Return logits computed at once, in chunks, and from the cache."""
+    found = [ensemble.logits(IDS)]
+    smallest = 2 * ensemble.sequence_bytes(IDS.shape[1])
+    chunks = [part[1:3] for part in ensemble.iter_logits(IDS, memory_bytes=smallest)]
+    found.append((torch.cat([p for p, _ in chunks], 2), torch.cat([q for _, q in chunks], 1)))
+    decoder = ensemble.decoder(IDS)
+    decoder.append(torch.tensor([3, 4]))
+    return [*found, decoder.logits[:2]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_answer_as_one_process(kind: str, tmp_path: Path) -> None:
+    base = tiny_model("gpt2")
+    base.save_pretrained(tmp_path / "base")
+    write_ensemble(tmp_path / "ensemble", base, KINDS[kind])
+
+    def load(**ranks: Any) -> Ensemble:
+        return Ensemble.from_pretrained(tmp_path / "base", tmp_path / "ensemble", **ranks)
+
+    def work(ranks: Ranks) -> Any:
+        read: list[str] = []
+
+        def noted(model: Any, folders: list[Path]) -> Any:
+            read.extend(path.name for path in folders)
+            return read_adapters(model, folders)
+
+        members.read_adapters = noted  # type: ignore[attr-defined]  # in this child
+        ensemble = load(ranks=ranks)
+        assert ensemble.num_models == 4
+        # Give each process its own logits, as if matrix products of other sizes rounded otherwise.
+        head = ensemble.output_layer.base
+        head.register_forward_hook(lambda *call: call[-1].mul_(1 + 2e-6 * ranks.rank))
+        return str(ensemble.trunk), read, answers(ensemble)
+
+    alone = load()
+    expected = answers(alone)
+    shared = {"all": "no block", "last": "the first 1 of 2", "mixed": "the first 1 of 2"}
+    assert str(alone.trunk).startswith(shared.get(kind, "all blocks"))
+    found = in_ranks(2, work, tmp_path)
+    everyone = "head" in kind  # members of the output layer alone are computed everywhere
+    for rank, own in ((0, slice(0, 2)), (1, slice(2, 4))):
+        own = slice(0, 4) if everyone else own
+        trunk, read, rows = found[rank]
+        assert trunk == str(alone.trunk)
+        present = [f"member-{i}" for i, one in enumerate(KINDS[kind]) if one is not None]
+        assert read == [name for name in present if int(name[-1]) in range(own.start, own.stop)]
+        for (private, public), (leading_private, leading), (all_private, q) in zip(
+            rows, found[0][2], expected, strict=True
+        ):
+            assert len(private) == len(leading_private) == (4 if everyone else 2)
+            torch.testing.assert_close(private, all_private[own], rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(public, q, rtol=1e-5, atol=1e-6)
+            assert torch.equal(public, leading)  # one public row for all, in every bit
+            for i, layers in enumerate(KINDS[kind][own]):
+                assert torch.equal(private[i], public) == (layers is None)

@@ -1,4 +1,4 @@
-"""Two ranks under torchrun compared with one process, on models loaded from folders."""
+"""Two ranks compared with one process, on models from folders, and evaluations that are killed."""
 
 from __future__ import annotations
 
@@ -9,17 +9,25 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
-from processes import until
-from rank_cases import commands, free_port, in_ranks, said, status_of, write_models
+import torch
+from processes import status_of, until
+from rank_cases import commands, free_port, in_ranks, result, said, started, write_models
+from result_cases import DELTA, EPSILONS, MECHANISMS, numbers
 from safetensors.torch import load_file, save_file
 
 from adapmixed.cli import main
 from adapmixed.ensemble import Ensemble
+from adapmixed.evaluation import evaluate, loop
 from adapmixed.privacy import read_ledger
-from adapmixed.ranks import Ranks
+from adapmixed.ranks import ALONE, Ranks
+from adapmixed.rng import SeededRandom
 
 TEXT = "The value of an expression is the value of its parts. " * 3
 POOL = ["--mechanism", "clipped-log-pool lower=-0.5 upper=1 scale=2"]
@@ -86,11 +94,14 @@ finally:
 
 @pytest.mark.slow
 def test_under_torchrun(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`python -m adapmixed` under torchrun leaves no thread that could abort its end."""
+    """`python -m adapmixed` under torchrun leaves no thread that could abort its end.
+
+    The same seed gives the same text, written once.
+    """
     script = tmp_path / "as_a_module.py"
     script.write_text(AS_A_MODULE, encoding="utf-8")
-    arguments = ["generate", *options(models), *POOL, "--prompt", "The value", "--seed", "5"]
-    arguments += ["--max-new-tokens", "4"]
+    arguments = ["generate", *options(models), *POOL, "--prompt", "The value", "--prompt", "If"]
+    arguments += ["--max-new-tokens", "4", "--seed", "5", "--top-k", "40"]
     assert main(arguments) == 0
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
@@ -100,29 +111,6 @@ def test_under_torchrun(models: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("endless")
-@pytest.mark.slow
-def test_generate_in_two_ranks(
-    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The same seed gives the same text, written once, and one ledger."""
-    prompts = ["--prompt", "The value", "--prompt", "If"]
-    for method in ([*POOL, "--top-k", "40"], ["--mechanism", "adapmixed"]):
-        arguments = ["generate", *options(models), *method, *prompts, "--max-new-tokens", "8"]
-        assert main([*arguments, "--seed", "5"]) == 0
-        expected = capsys.readouterr().out
-        children = commands(2, [*arguments, "--seed", "5"], tmp_path)
-        assert [status_of(child) for child in children] == [0, 0], said(tmp_path, 0)
-        assert said(tmp_path, 0)[0] == expected and said(tmp_path, 1) == ("", "")
-    ledger = tmp_path / "ledger.db"
-    budgets = [*arguments[:5], *POOL, *prompts, "--max-new-tokens", "8", "--epsilon", "1"]
-    for records in (9, 17):  # with the binding; the second run continues the first one's account
-        children = commands(2, [*budgets, "--ledger", str(ledger)], tmp_path)
-        assert [status_of(child) for child in children] == [0, 0], said(tmp_path, 0)
-        assert f"holds {records} records" in said(tmp_path, 0)[1] and said(tmp_path, 1) == ("", "")
-        assert read_ledger(ledger).charges == records
 
 
 def test_refused_in_ranks(
@@ -144,11 +132,15 @@ def test_refused_in_ranks(
 
 @pytest.mark.usefixtures("endless")
 def test_a_killed_rank_ends_the_command(models: Path, tmp_path: Path) -> None:
-    """Without torchrun's own watch, the remaining rank says why it ends and what was charged."""
+    """Without torchrun's own watch, the remaining rank says why it ends and what was charged.
+
+    The next command goes on with the ledger.
+    """
     ledger = tmp_path / "ledger.db"
     planned = ["--mechanism", f"{POOL[1]} queries=100000", "--ledger", str(ledger)]
-    arguments = ["generate", *options(models), *planned, *["--prompt", "The"] * 1000]
-    children = commands(2, [*arguments, "--batch", "1", "--max-new-tokens", "30"], tmp_path)
+    arguments = ["generate", *options(models), *planned, "--batch", "1", "--prompt", "The"]
+    many = ["--prompt", "The"] * 999
+    children = commands(2, [*arguments, *many, "--max-new-tokens", "30"], tmp_path)
     output = tmp_path / "out-0"
     until(lambda: output.exists() and output.stat().st_size >= 20, seconds=45)  # in the middle
     os.kill(children[1], signal.SIGKILL)
@@ -158,3 +150,78 @@ def test_a_killed_rank_ends_the_command(models: Path, tmp_path: Path) -> None:
     reading = read_ledger(ledger)
     assert f"holds {reading.charges} records" in text
     assert 1 < reading.guarantee.queries < 30_000
+    children = commands(2, [*arguments, "--max-new-tokens", "8"], tmp_path)
+    assert [status_of(child) for child in children] == [0, 0], said(tmp_path, 0)
+    again = read_ledger(ledger)
+    assert again.guarantee.queries == reading.guarantee.queries + 8
+    assert f"holds {again.charges} records" in said(tmp_path, 0)[1] and said(tmp_path, 1) == (
+        "",
+        "",
+    )
+
+
+# An evaluation that is killed continues from its result file, on any number of ranks.
+
+
+RUNS, QUERIES, BLOCK = 2, 30, 11  # three windows a run
+TOKENS = torch.randint(3, 60, (80,), generator=torch.Generator().manual_seed(5)).tolist()
+
+
+def answer(
+    models: Path,
+    path: Path | None,
+    ranks: Ranks,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Any]:
+    ensemble = Ensemble.from_pretrained(models / "base", models / "ensemble", ranks=ranks)
+    with patch.object(loop, "SAVE_SECONDS", 0.0):
+        found = evaluate(
+            ensemble, TOKENS, MECHANISMS, runs=RUNS, queries=QUERIES, delta=DELTA,
+            rng=SeededRandom(3), block=BLOCK, epsilon=EPSILONS, result=path, progress=progress,
+        )  # fmt: skip
+    return numbers(found)
+
+
+def killed(models: Path, path: Path, folder: Path, after: int, victims: tuple[int, ...]) -> None:
+    """Kill ranks after some queries; a remaining rank raises."""
+    reached, go = folder / "reached", folder / "go"
+
+    def wait(done: int, total: int) -> None:
+        if done > after:
+            reached.touch()
+            while not go.exists():
+                time.sleep(0.01)
+
+    children = started(2, lambda ranks: answer(models, path, ranks, wait), folder)
+    until(reached.exists, seconds=45)
+    for rank in victims:
+        os.kill(children[rank], signal.SIGKILL)
+    go.touch()
+    expected = [-signal.SIGKILL if rank in victims else 0 for rank in range(2)]
+    assert [status_of(child) for child in children] == expected
+    for rank in {0, 1} - set(victims):
+        assert "another rank has ended" in str(result(folder, rank))
+    assert json.loads(path.read_bytes())["state"]["place"] < 3 * RUNS
+    reached.unlink()
+    go.unlink()
+
+
+@pytest.mark.slow
+def test_killed_and_resumed(models: Path, tmp_path: Path) -> None:
+    def whole(ranks: Ranks) -> list[Any]:
+        return answer(models, tmp_path / "whole.json", ranks)
+
+    reference, nothing = in_ranks(2, whole, tmp_path)
+    assert len(reference) == RUNS * len(MECHANISMS) and nothing == []
+    path = tmp_path / "killed.json"
+    # In each run, in the first window and later.
+    for after, victims in ((4, (0, 1)), (16, (0,)), (36, (1,)), (45, (0, 1))):
+        killed(models, path, tmp_path, after, victims)
+    copy = shutil.copy(path, tmp_path / "copy.json")
+    for _ in range(2):
+        resumed, _ = in_ranks(2, lambda ranks: answer(models, path, ranks), tmp_path)
+        assert resumed == reference
+    # Another number of processes goes on, too; its batches are others, which round differently.
+    for mine, theirs in zip(answer(models, copy, ALONE), reference, strict=True):
+        assert mine[0] == theirs[0] and mine[2] == theirs[2] == QUERIES
+        assert mine[1] == pytest.approx(theirs[1], rel=1e-6)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from fake_ensemble import SpreadEnsemble
-from rank_cases import environment, in_ranks, result, started, status_of
+from rank_cases import TIMEOUT, environment, free_port, in_ranks, result, started, status_of
 from torch import Tensor
 
 from adapmixed.errors import BudgetSpentError, ProcessError
@@ -71,21 +71,31 @@ def dies_before(number: int, victim: int, how: int) -> Any:
 
 # Collective 1 belongs to the construction, 2 to the agreement, 3 to the check; then three to every
 # step: the rows, the tokens, and which sequences go on.
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("number", [2, 4, 5, 6, 7])
-def test_a_killed_rank_ends_the_run(number: int, victim: int, tmp_path: Path) -> None:
-    arm = dies_before(number, victim, signal.SIGKILL)
+ENDS = [(number, victim, signal.SIGKILL) for number in (2, 4, 5, 6, 7) for victim in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("number", "victim", "how"),
+    [*ENDS, pytest.param(8, 1, signal.SIGSTOP, marks=pytest.mark.slow)],
+)
+def test_a_rank_that_ends_or_hangs_ends_the_run(
+    number: int, victim: int, how: int, tmp_path: Path
+) -> None:
+    arm, killed = dies_before(number, victim, how), how == signal.SIGKILL
 
     def work(ranks: Ranks) -> None:
         arm(ranks)
         serve(ranks, tmp_path, POOL)
 
-    children = started(2, work, tmp_path)
-    ends = [status_of(child) for child in children]
-    assert ends[victim] == -signal.SIGKILL and ends[1 - victim] == 0
-    error = result(tmp_path, 1 - victim)
+    children = started(2, work, tmp_path, timeout=TIMEOUT if killed else 4.0)
+    try:
+        assert status_of(children[1 - victim]) == 0
+    finally:
+        os.kill(children[victim], signal.SIGKILL)
+        assert status_of(children[victim]) == -signal.SIGKILL
+    error, what = result(tmp_path, 1 - victim), "ended" if killed else "not answered for 4 s"
     assert isinstance(error, ProcessError)
-    assert f"another rank has ended while rank {1 - victim} of 2 waited for it" in str(error)
+    assert f"another rank has {what} while rank {1 - victim} of 2 waited for it" in str(error)
     known, paid = released(tmp_path), charged(tmp_path)
     assert known <= paid <= known + SEQUENCES
     assert (number <= 5) == (known == 0)  # the others are in the middle
@@ -111,26 +121,6 @@ def test_no_rank_knows_a_token_before_it_is_charged(tmp_path: Path) -> None:
     assert [status_of(child) for child in children] == [-signal.SIGKILL, 0]
     assert isinstance(result(tmp_path, 1), ProcessError)
     assert released(tmp_path) == SEQUENCES == charged(tmp_path)
-
-
-@pytest.mark.slow
-def test_a_silent_rank_ends_the_run(tmp_path: Path) -> None:
-    arm = dies_before(8, 1, signal.SIGSTOP)
-
-    def work(ranks: Ranks) -> None:
-        arm(ranks)
-        serve(ranks, tmp_path, POOL)
-
-    children = started(2, work, tmp_path, timeout=4.0)
-    try:
-        assert status_of(children[0]) == 0
-    finally:
-        os.kill(children[1], signal.SIGKILL)
-        status_of(children[1])
-    error = result(tmp_path, 0)
-    assert isinstance(error, ProcessError)
-    assert "another rank has not answered for 4 s" in str(error)
-    assert SEQUENCES <= released(tmp_path) <= charged(tmp_path)
 
 
 def test_a_rank_that_raises_ends_the_run(tmp_path: Path) -> None:
@@ -212,21 +202,6 @@ def test_ranks_that_run_something_else(tmp_path: Path) -> None:
     assert charged(tmp_path) == 0 == released(tmp_path)
 
 
-@pytest.mark.slow
-def test_ranks_that_do_not_come(tmp_path: Path) -> None:
-    children = started(2, lambda ranks: None, tmp_path, timeout=2.0, missing=1)
-    assert [status_of(child) for child in children] == [0]
-    error = result(tmp_path, 0)
-    assert isinstance(error, ProcessError)
-    assert str(error) == "the 2 ranks did not come together within 2 s"
-    for seconds in (0, float("inf"), float("nan")):
-        with pytest.raises(ValueError, match=f"timeout_seconds must be .* got {float(seconds)}"):
-            with joined(timeout_seconds=seconds):
-                pass
-    with joined() as ranks:
-        assert ranks is ALONE
-
-
 def test_an_accountant_of_another_process_raises(tmp_path: Path) -> None:
     def work(ranks: Ranks) -> None:
         accountant = None if ranks.is_main else Accountant(1e-5)
@@ -237,12 +212,17 @@ def test_an_accountant_of_another_process_raises(tmp_path: Path) -> None:
     assert "accountant must be None on all processes but the main one" in str(other)
 
 
-def test_ranks_that_cannot_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def again(ranks: Ranks) -> None:
-        with joined():
-            pass
+def joins(seconds: float = 20.0) -> None:
+    with joined(timeout_seconds=seconds) as ranks:
+        assert ranks is ALONE
 
-    for error in in_ranks(2, again, tmp_path):
+
+def test_ranks_that_cannot_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    joins()
+    for seconds in (0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=f"timeout_seconds must be .* got {float(seconds)}"):
+            joins(seconds)
+    for error in in_ranks(2, lambda ranks: joins(), tmp_path):
         assert "processes must join once" in str(error)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -250,8 +230,10 @@ def test_ranks_that_cannot_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         for name, value in environment(0, 2, taken.getsockname()[1]).items():
             monkeypatch.setenv(name, value)
         with pytest.raises(ProcessError, match=r"did not come together \(.*address"):
-            with joined():
-                pass
+            joins()
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    with pytest.raises(ProcessError, match="^the 2 ranks did not come together within 1 s$"):
+        joins(1.0)  # nobody else comes
 
 
 def test_ranks_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,15 +60,19 @@ def test_ranks_give_the_same_even_if_one_is_killed(tmp_path: Path) -> None:
 def test_ranks_wait_longer_than_their_timeout(tmp_path: Path) -> None:
     """One has more members to train than the others have."""
 
-    def work(ranks: Ranks) -> bool:
-        for slow in range(2):
+    children = []
+    for slow in range(2):  # both at the same time
+        (tmp_path / f"{slow}").mkdir()
+
+        def work(ranks: Ranks, slow: int = slow) -> None:
             time.sleep(4.0 * (ranks.rank == slow))
             ranks.wait()
-        return True
 
-    children = started(2, work, tmp_path, timeout=3.0)
-    assert [status_of(child) for child in children] == [0] * 2
-    assert [result(tmp_path, rank) for rank in range(2)] == [True] * 2
+        children += started(2, work, tmp_path / f"{slow}", timeout=3.0)
+    assert [status_of(child) for child in children] == [0] * 4
+    assert [result(tmp_path / f"{slow}", rank) for slow in range(2) for rank in range(2)] == [
+        None
+    ] * 4
 
 
 def test_ranks_that_train_something_else(tmp_path: Path) -> None:

@@ -80,6 +80,16 @@ def run(engine: BatchEngine, waiting: list[Prompt], seed: int = 1) -> dict[Promp
     return found
 
 
+def check_alone(ensemble: Any, mechanism: Any, found: dict[Prompt, list[int]]) -> None:
+    """Assert that each answer is that of the prompt alone."""
+    for prompt, tokens in found.items():
+        alone = answered(
+            ensemble, mechanism, torch.tensor([prompt.tokens]),
+            max_new_tokens=prompt.max_tokens, temperature=prompt.temperature, top_k=prompt.top_k,
+        )  # fmt: skip
+        assert tokens == alone[0].tolist()
+
+
 @pytest.mark.parametrize(
     ("family", "mechanism", "part"),
     [("gpt2", Unprotected(), 3), ("llama", Unprotected(), 64), ("llama", PublicOnly(), 3)],
@@ -96,12 +106,7 @@ def test_each_sequence_answers_as_it_does_alone(
     asked[6:9] = [replace(one, top_k=5) for one in asked[6:9]]
     accountant = Accountant(1e-5)
     found = run(engine_of(ensemble, mechanism, accountant=accountant), asked)
-    for prompt, tokens in found.items():
-        alone = answered(
-            ensemble, mechanism, torch.tensor([prompt.tokens]),
-            max_new_tokens=prompt.max_tokens, temperature=prompt.temperature, top_k=prompt.top_k,
-        )  # fmt: skip
-        assert tokens == alone[0].tolist()
+    check_alone(ensemble, mechanism, found)
     assert accountant.queries == sum(prompt.max_tokens for prompt in asked)
 
 
@@ -114,11 +119,7 @@ def test_prompts_with_records_are_served_as_members(monkeypatch: pytest.MonkeyPa
     asked = [Prompt((*made.opening, *range(9, 9 + more)), 6, temperature=COLD) for more in range(3)]
     accountant = Accountant(1e-5)
     found = run(engine_of(ensemble, mechanism, accountant=accountant), asked)
-    for prompt, tokens in found.items():
-        alone = answered(
-            ensemble, mechanism, torch.tensor([prompt.tokens]), max_new_tokens=6, temperature=COLD
-        )
-        assert tokens == alone[0].tolist()
+    check_alone(ensemble, mechanism, found)
     assert accountant.queries == 18 and accountant.guarantee().kind == "fixed"
 
 

@@ -9,21 +9,20 @@ never more than the plan. Once the plan is spent, clients get 429, and a new led
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
 import random
 import signal
 import threading
-from collections.abc import Callable
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from head_ensembles import BASE, write_ensemble
 from processes import forked, status_of
-from serving_cases import ENGINES, MODEL, answering, listening
+from serving_cases import ENGINES, MODEL, answering, listening, opened
 
 from adapmixed.ensemble import Ensemble
 from adapmixed.mechanisms import ClippedLogPool
@@ -38,6 +37,7 @@ NAME = "client"
 KILLS = {"adapmixed": 40, "vllm": 3}
 SECONDS = {"adapmixed": 0.3, "vllm": 1.0}
 """Longest time from the start of the clients to the kill."""
+ASKED = {"model": MODEL, "prompt": "The", "stream": True}
 
 
 def serve(name: str, ensemble: Ensemble, ledger: Path, keys: Path, told: int) -> None:
@@ -50,52 +50,26 @@ def serve(name: str, ensemble: Ensemble, ledger: Path, keys: Path, told: int) ->
                 threading.Event().wait()
 
 
-async def stream(port: int, key: str, seed: int, began: asyncio.Event) -> tuple[int, int]:
+def stream(port: int, key: str, seed: int, began: threading.Event) -> tuple[int, int]:
     """Ask again and again; return the counted tokens and the last status."""
     draw, counted, status = random.Random(seed), 0, 0
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, IndexError):  # the server is killed
         while status in (0, 200, 503):
             if status == 503:  # others have reserved what is left
-                await asyncio.sleep(0.02)
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            body = {"model": MODEL, "prompt": "The", "stream": True}
-            content = json.dumps(body | {"max_tokens": draw.randint(1, 40)}).encode()
-            writer.write(
-                b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %b\r\n"
-                b"content-length: %d\r\n\r\n%b" % (key.encode(), len(content), content)
-            )
+                time.sleep(0.02)
             leaves = draw.choice((2, 5, 999))  # some clients leave early
-            while (line := await reader.readline()) and line != b"data: [DONE]\n" and leaves:
-                if line.startswith(b"HTTP/1.1"):
-                    status = int(line.split()[1])
-                elif line.startswith(b"data: {") and status == 200:
-                    counted += bool(json.loads(line[6:])["choices"][0]["text"])
-                    began.set()
-                    leaves -= 1
-                elif status not in (0, 200) and line.startswith(b"{"):
-                    break
-            writer.close()
-            if not line:
-                break
+            asked = ASKED | {"max_tokens": draw.randint(1, 40)}
+            connection = opened(port, asked, authorization=f"Bearer {key}")
+            with connection, connection.makefile("rb") as lines:
+                status = int(lines.readline().split()[1])
+                for line in lines if status == 200 else ():
+                    if line.startswith(b"data: {"):
+                        counted += bool(json.loads(line[6:])["choices"][0]["text"])
+                        began.set()
+                        leaves -= 1
+                    if line == b"data: [DONE]\n" or not leaves:
+                        break
     return counted, status
-
-
-async def load(
-    port: int, key: str, kill: Callable[[], None], after: float, seed: int, late: bool
-) -> Any:
-    """Run the clients, and kill the server meanwhile; return what each client has seen.
-
-    If it is late, the wait begins with an answer, so that a slow machine has some, too.
-    """
-    began = asyncio.Event()
-    clients = [asyncio.create_task(stream(port, key, seed + i, began)) for i in range(STREAMS)]
-    if late:
-        answer = asyncio.create_task(began.wait())
-        await asyncio.wait([answer, *clients], timeout=20.0, return_when=asyncio.FIRST_COMPLETED)
-        answer.cancel()
-    await asyncio.sleep(after)
-    kill()
-    return await asyncio.gather(*clients)
 
 
 def port_of(told: int, seconds: float) -> int | None:
@@ -129,15 +103,16 @@ def test_clients_never_get_more_than_was_charged(name: str, tmp_path: Path) -> N
             told, telling = os.pipe()
             child = forked(lambda there=telling: serve(name, ensemble, ledger, keys, there))  # type: ignore[misc] # noqa: B023
             os.close(telling)
-            early = draw.random() < 0.2
+            early, began = draw.random() < 0.2, threading.Event()
             port = port_of(told, draw.uniform(0.0, 0.1) if early else 60.0)
-            kill = lambda process=child: os.kill(process, signal.SIGKILL)  # noqa: E731
-            seen: list[tuple[int, int]] = []
-            if port is None:
-                kill()
-            else:
-                after, drawn = draw.uniform(0.0, SECONDS[name]), draw.randrange(1 << 30)
-                seen = asyncio.run(load(port, key, kill, after, drawn, late=number % 2 == 0))
+            with ThreadPoolExecutor(STREAMS) as pool:
+                seeds = draw.sample(range(1 << 30), STREAMS if port else 0)
+                clients = [pool.submit(stream, port or 0, key, seed, began) for seed in seeds]
+                if clients and number % 2 == 0:  # so that a slow machine has some answers, too
+                    began.wait(20.0)
+                time.sleep(draw.uniform(0.0, SECONDS[name]) * bool(clients))
+                os.kill(child, signal.SIGKILL)
+                seen = [client.result() for client in clients]
             assert status_of(child) == -signal.SIGKILL, "the server ended by itself"
             os.close(told)
             assert all(status in (0, 200, 503, 429) for _, status in seen), seen

@@ -116,15 +116,6 @@ def heads(number: int, folder: Path) -> Ensemble:
         pytest.param(PLANNED, None, math.nan, True, marks=IN_VLLM),
         pytest.param(ClippedLogPool(-1.0, 1.0), EPSILON, None, True, marks=IN_VLLM),
     ],
-    ids=[
-        "a plan",
-        "overflow",
-        "budgets of shards",
-        "adapmixed",
-        "adapmixed, overflow",
-        "vllm, overflow",
-        "vllm, budgets of shards",
-    ],
 )
 def test_members_change_nothing_but_the_tokens(
     mechanism: Mechanism,

@@ -1,4 +1,4 @@
-"""The command ``adapmixed serve``: what it refuses, and a whole life with a signal at its end."""
+"""``adapmixed serve``: what it refuses, a whole life, and what it says of its answers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import torch
 from processes import until
 from serving_cases import ASK, IN_VLLM, asks, check_error, listening, served, stoppable
 from stub_engine import StubEngine
@@ -23,8 +24,12 @@ from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import main
 from adapmixed.commands import serve
+from adapmixed.commands.options import mechanism_of
+from adapmixed.commands.serve import promise, promised
 from adapmixed.data import demo_base
-from adapmixed.privacy import read_ledger
+from adapmixed.mechanisms import Mechanism, Origin, Rows
+from adapmixed.privacy import Accountant, Guarantee, read_ledger
+from adapmixed.rng import SecureRandom
 from adapmixed.serving import listener as listener_module
 
 MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
@@ -167,19 +172,6 @@ def started(arguments: list[str], cwd: Path) -> tuple[subprocess.Popen[str], int
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("demo_ensemble")
-def test_a_weak_guarantee_must_be_allowed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ledger = tmp_path / "ledger.db"
-    weak = ["--mechanism", f"{UNPLANNED} queries=20000", "--ledger", str(ledger)]
-    assert main(["serve", *MODELS, *weak, "--port", "0"]) == 2
-    error = capsys.readouterr().err
-    assert "--allow-weak must be given" in error and "ε = 15 at δ = 1e-05" in error
-    assert not ledger.exists()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("demo_ensemble")
 def test_the_line_is_about_the_whole_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,6 +179,8 @@ def test_the_line_is_about_the_whole_ledger(
     monkeypatch.setattr(listener_module.Listener, "run", lambda self, sockets: self._ready())
     ledger = tmp_path / "ledger"
     common = [*MODELS, "--mechanism", f"{UNPLANNED} queries=none", "--ledger", str(ledger)]
+    assert main(["serve", "--port", "0", *common]) == 2 and not ledger.exists()
+    assert "--allow-weak must be given" in capsys.readouterr().err
     for answered in (False, True):
         assert main(["serve", "--port", "0", "--allow-weak", *common]) == 0
         line = capsys.readouterr().err
@@ -241,3 +235,122 @@ def test_the_demonstration(tmp_path: Path) -> None:
     _, error = run.communicate(timeout=30)
     assert run.returncode == 0 and "with ε = 3 at δ = 1e-05" in error
     assert (folder / "serve.ledger").exists()
+
+
+# What a server says of its answers: for every mechanism, with and without a ledger's charges.
+
+
+MEMBERS, DELTA = 4, 1e-5
+KNOWN, UNKNOWN = Origin("ab" * 32, ()), Origin("ab" * 32, ("base",))
+GROWS = "has no limit and grows with every answer"
+DISJOINT, BASE = "Disjointness of the shards was not verified", "The public model was not compared"
+FIXED = "adapmixed loss=fixed target_leakage=0.02"
+WIDE = "clipped-log-pool lower=-0.25 upper=1 scale=2"
+BOX = "clipped-mixing lower=0.8 upper=1.5"
+CONFIDENCES = ("none", "0", "0.4", "1")
+
+
+def made(text: str, epsilon: float | None = None) -> Mechanism:
+    return mechanism_of(text, delta=DELTA, epsilon=epsilon, queries=1, way="zero_out")
+
+
+def answer(
+    accountant: Accountant, mechanism: Mechanism, queries: int, origin: Origin = KNOWN
+) -> None:
+    """Charge answers to rows of four tokens, whose likeliest public token has probability 0.7."""
+    public = torch.tensor([0.7, 0.1, 0.1, 0.1]).log().expand(queries, 4).clone()
+    private = public.expand(MEMBERS, queries, 4) + torch.randn(MEMBERS, queries, 4)
+    rows = Rows(private, public, None, 4)
+    accountant.charge(mechanism.propose_rows(rows, rng=SecureRandom(), origin=origin))
+
+
+def gated(mechanism: Mechanism, epsilon: float | None = None) -> Guarantee:
+    """Return the guarantee of all answers to come, as the gate sees it."""
+    return promised(Accountant(DELTA, epsilon=epsilon), mechanism, MEMBERS, KNOWN)
+
+
+PLAN, BUDGET = "Up to 50 answered queries", "All answers (7 so far)"
+STATED: list[tuple[str, float | None, str, str]] = [
+    # mechanism, epsilon of every shard, the kind of guarantee, words of the line
+    ("adapmixed", None, "data-dependent, ex-post", "depends on the private data"),
+    ("adapmixed screen=none", None, "data-dependent, ex-post", "depends on the private data"),
+    ("pmixed epsilon=3 order=8 queries=50", None, "fixed", PLAN),
+    ("public", None, "public", "the 7 answered queries"),
+    ("unprotected", None, "none", "no privacy guarantee"),
+    (FIXED, None, "fixed", GROWS),
+    *(
+        (f"{WIDE} queries=none public_confidence={one}", None, "fixed", GROWS)
+        for one in CONFIDENCES
+    ),
+    *((f"{WIDE} queries=50 public_confidence={one}", None, "fixed", PLAN) for one in CONFIDENCES),
+    *((f"{BOX} queries=50 public_confidence={one}", None, "fixed", PLAN) for one in CONFIDENCES),
+    *((f"{WIDE} public_confidence={one}", 2.0, "fixed", BUDGET) for one in CONFIDENCES),
+    *((f"{BOX} order=8 public_confidence={one}", 2.0, "fixed", BUDGET) for one in CONFIDENCES),
+]
+
+
+@pytest.mark.parametrize(("text", "epsilon", "kind", "words"), STATED)
+def test_what_is_stated(text: str, epsilon: float | None, kind: str, words: str) -> None:
+    """The guarantee that was fixed in advance is the gate's and the line's; others are allowed.
+
+    Without a plan the line gave ε of one answer and the number of all.
+    """
+    accountant, grows = Accountant(DELTA, epsilon=epsilon), words == GROWS
+    mechanism = made(text if epsilon is None else f"{text} queries=none", epsilon)
+    found = gated(mechanism, epsilon)
+    assert found.kind == kind and found.limited != grows
+    if kind in ("fixed", "public") and (found.epsilon or 0.0) <= 10 and not grows:
+        promise(accountant, mechanism, MEMBERS, KNOWN, allow_weak=False)
+    else:
+        refused = "^--allow-weak must be given to serve this mechanism" + f".*{GROWS}" * grows
+        with pytest.raises(ValueError, match=refused):
+            promise(accountant, mechanism, MEMBERS, KNOWN, allow_weak=False)
+    if words == PLAN:
+        plain = gated(made(text.split(" public_confidence")[0]))
+        assert found == plain and found.budget == 50 and found.epsilon
+    if words == BUDGET:
+        assert (found.method, found.epsilon) == ("per-shard budget", 2.0)
+    if grows:
+        empty = promise(accountant, mechanism, MEMBERS, UNKNOWN)
+        assert GROWS in empty and "ε = " not in empty
+        assert BASE in empty and "weak guarantee" in empty
+    answer(accountant, mechanism, 7)
+    line = promise(accountant, mechanism, MEMBERS, KNOWN)
+    assert words in line and accountant.queries == 7  # the trial charged a copy
+    if kind == "fixed" and not grows:
+        assert line == str(accountant.guarantee())
+    free = text.endswith(("=0", "=0.4"))
+    assert ("not counting 7 from public values only" in line) == (free and words == PLAN)
+    if grows:
+        assert line.endswith(str(accountant.guarantee())) and "he 7 answered queries" in line
+        used = "the 7 answered queries used public values only" in line
+        assert used == free == (accountant.guarantee().kind == "public")
+        assert BASE in promise(accountant, mechanism, MEMBERS, UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("text", "epsilon"),
+    [(f"{WIDE} queries=9", None), (f"{WIDE} queries=none", None), (FIXED, None),
+     (f"{WIDE} queries=none", 2.0), ("adapmixed", None)],
+)  # fmt: skip
+def test_caveats_of_the_ledger_and_of_the_ensemble(text: str, epsilon: float | None) -> None:
+    accountant, mechanism = Accountant(DELTA, epsilon=epsilon), made(text, epsilon)
+    answer(accountant, mechanism, 2, Origin(KNOWN.ensemble, ("shards", "positions")))
+    line = promise(accountant, mechanism, MEMBERS, UNKNOWN)
+    assert DISJOINT in line and "named by positions" in line and BASE in line
+    assert line.count(DISJOINT) == 1
+
+
+def test_a_plan_that_is_spent() -> None:
+    accountant, mechanism = Accountant(DELTA), made(f"{WIDE} queries=3")
+    answer(accountant, mechanism, 3, UNKNOWN)
+    assert promise(accountant, mechanism, MEMBERS, UNKNOWN) == str(accountant.guarantee())
+
+
+@pytest.mark.parametrize("loss", ["fixed", "data-dependent"])
+@pytest.mark.parametrize("screen", ["noisy", "public"])
+def test_the_gate_does_not_depend_on_chance(loss: str, screen: str) -> None:
+    """Noise decides which answers pass a screening, and the others are public."""
+    mechanism = made(f"adapmixed loss={loss} screen={screen} threshold=0 sigma=5")
+    kinds = {gated(mechanism).kind for _ in range(20)}
+    assert kinds == {"fixed" if loss == "fixed" else "data-dependent, ex-post"}

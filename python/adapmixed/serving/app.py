@@ -26,7 +26,6 @@ from adapmixed.serving.errors import (
     RequestError,
     internal,
     json_response,
-    no_model,
     queue_full,
     spent,
     stopping,
@@ -47,7 +46,6 @@ READERS, UNREAD = 2, 64
 OPEN_PATH = "/health"
 """The path that needs no key."""
 
-_MODELS = "/v1/models/"  # and the name of one
 _LOG = logging.getLogger(__name__)
 _ACCESS = logging.getLogger("adapmixed.serving.access")
 
@@ -78,7 +76,6 @@ class Service:
             "/v1/completions": ("POST", partial(self._answer, chat=False)),
             "/v1/chat/completions": ("POST", partial(self._answer, chat=True)),
             "/v1/models": ("GET", self._models),
-            "/v1/models/...": ("GET", self._models),
             OPEN_PATH: ("GET", self._health),
         }
 
@@ -94,8 +91,7 @@ class Service:
                 status = message["status"]
             await send(message)
 
-        path = "/v1/models/..." if scope["path"].startswith(_MODELS) else scope["path"]
-        path = path if path in self._handlers else "other"
+        path = scope["path"] if scope["path"] in self._handlers else "other"
         try:
             try:
                 key = self._key(scope)
@@ -188,18 +184,10 @@ class Service:
         raise spent(f"the ensemble's budget does not pay for max_tokens of every prompt{rest}")
 
     async def _models(self, request: Request, key: Key) -> Response:
-        """Answer /v1/models and /v1/models/NAME."""
-        name = request.scope["path"].removeprefix(_MODELS)
-        listed = name == request.scope["path"]
-        if not listed and name != self._model.name:
-            raise no_model(name)
-        model = {
-            "id": self._model.name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "adapmixed",
-        }
-        return json_response({"object": "list", "data": [model]} if listed else model)
+        """Answer /v1/models."""
+        model = {"id": self._model.name, "object": "model", "created": self._created}
+        model["owned_by"] = "adapmixed"
+        return json_response({"object": "list", "data": [model]})
 
     async def _health(self, request: Request, key: Key) -> Response:
         """Answer /health."""

@@ -59,12 +59,6 @@ def bad_request(param: str | None, message: str, code: str | None = None) -> Req
     return RequestError(400, message, code, param=param)
 
 
-def no_model(name: str) -> RequestError:
-    """Return the error for a model that is not served."""
-    message = f"the model {shortened(name)} is not served; GET /v1/models names the one that is"
-    return RequestError(404, message, "model_not_found", param="model")
-
-
 def queue_full() -> RequestError:
     """Return the error for a server that has too many answers to give."""
     message = "too many answers wait already; try again later"

@@ -11,7 +11,7 @@ from adapmixed.generation.refused import NO_DRAW, REASONS
 from adapmixed.limits import check_count, check_flag, check_temperature
 from adapmixed.serving.admission import Key
 from adapmixed.serving.engine import MOST_WAITING, Prompt
-from adapmixed.serving.errors import RequestError, bad_request, no_model, shortened
+from adapmixed.serving.errors import RequestError, bad_request, shortened
 from adapmixed.text import check_prompt, check_text, stop_tokens, templated, text_ids
 
 ROLES = ("system", "developer", "user", "assistant")
@@ -226,7 +226,8 @@ def query_of(fields: dict[str, Any], model: ServedModel, key: Key, *, chat: bool
     try:
         check_text("model", fields.get("model"))
         if fields["model"] != model.name:
-            raise no_model(fields["model"])
+            said = f"the model {shortened(fields['model'])} is not served; GET /v1/models names one"
+            raise RequestError(404, said, "model_not_found", param="model")
         _check_allowed(fields, chat)
         stream = _flag("stream", fields.get("stream"))
         include_usage = _include_usage(fields.get("stream_options"), stream)

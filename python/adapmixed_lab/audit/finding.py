@@ -1,10 +1,10 @@
-"""The finding of one attack, printed or as JSON, and the effort of an audit."""
+"""The finding of one attack, as it is printed, and the effort of an audit."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -94,10 +94,6 @@ class Effort:
         return np.random.default_rng([self.seed, *label.encode()])
 
 
-FORMAT_VERSION = 2
-"""Format version of `as_json`."""
-
-
 def lines(finding: Finding) -> list[str]:
     """Return a finding in two lines: what was attacked, and the two numbers.
 
@@ -121,20 +117,3 @@ def summary(findings: Sequence[Finding]) -> str:
         f"{sum(claims)} of {len(claims)} claims hold, "
         f"{sum(controls)} of {len(controls)} controls are caught"
     )
-
-
-def as_json(findings: Sequence[Finding], effort: Effort) -> dict[str, object]:
-    """Return all findings as JSON values; a number that is not finite becomes a string."""
-    entries = []
-    for finding in findings:
-        entry = asdict(finding) | {"verdict": finding.verdict, "ok": finding.ok}
-        numbers = {name: entry[name] for name in ("claimed", "measured")}
-        entries.append(entry | {k: str(v) for k, v in numbers.items() if not math.isfinite(v)})
-    return {
-        "format_version": FORMAT_VERSION,
-        "kind": "audit",
-        "seconds": effort.seconds,
-        "seed": effort.seed,
-        "ok": all(finding.ok for finding in findings),
-        "findings": entries,
-    }

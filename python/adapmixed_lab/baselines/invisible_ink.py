@@ -27,8 +27,8 @@ class InvisibleInk(Baseline):
     **Guarantee.** Emptying member i makes its difference 0, so log p changes by u_i/(Nτ) and a
     constant, |u_i| ≤ C. The range of the change is at most η = 2C/(Nτ). For replace-one it is at
     most 2η. This is the `BoundedRangeAnswer` of scale 1/τ and clips ±C. The paper and its package
-    charge one token ρ = (C/(Nτ))²/2 of zCDP, which is η²/8 (`rho`). The accountant composes the
-    ranges, which gives no larger ε than T times that.
+    charge one token ρ = (C/(Nτ))²/2 of zCDP, which is η²/8. The accountant composes the ranges,
+    which gives no larger ε than T times that.
 
     **Rounding.** Each difference is rounded to a grid that follows from N and C, and clipped to
     grid points within ±C. So their sums are exact, as in the operator `log_pool`. The rounding of
@@ -51,14 +51,6 @@ class InvisibleInk(Baseline):
         check_number("temperature", self.temperature, least=0.25, most=100.0)
         check_scale(1 / self.temperature, -self.clip, self.clip)
         check_optional_queries(self.queries)
-
-    def rho(self, num_models: int) -> float:
-        """Return the paper's cost of one token in zCDP, for zero-out.
-
-        Args:
-            num_models: N, which is B in the paper.
-        """
-        return 0.5 * (self.clip / (num_models * self.temperature)) ** 2
 
     def _prepare(self, rows: Rows, rng: RandomSource) -> GivenToken:
         models, positions = rows.private.shape[:2]

@@ -6,13 +6,11 @@ caught. The page "Audit what is claimed" explains what a pass means.
 """
 
 import argparse
-import json
-from pathlib import Path
 
-from adapmixed.commands.options import check_output, quiet_libraries
+from adapmixed.commands.options import quiet_libraries
 from adapmixed_lab.audit import AUDITS, Effort
 from adapmixed_lab.audit import run as run_audits
-from adapmixed_lab.audit.finding import as_json, lines, summary
+from adapmixed_lab.audit.finding import lines, summary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,12 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=float, default=15.0, help="rough seconds of each audit (default: 15)"
     )
     parser.add_argument("--seed", type=int, help="seed that makes attacks and draws repeatable")
-    parser.add_argument("--json", type=Path, help="file to write the findings to, as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the audits, printing each finding as it comes."""
-    check_output("--json", arguments.json)
     if arguments.seed is not None and arguments.seed < 0:
         raise ValueError(f"--seed must be >= 0, got {arguments.seed}")
     if {"canaries", "synthesis"} & set(arguments.names or AUDITS):  # they load models
@@ -43,7 +39,4 @@ def run(arguments: argparse.Namespace) -> int:
         print("\n".join(lines(finding)), flush=True)
         findings.append(finding)
     print(summary(findings))
-    if arguments.json is not None:
-        text = json.dumps(as_json(findings, effort), indent=2, ensure_ascii=False, allow_nan=False)
-        arguments.json.write_text(text + "\n", encoding="utf-8")
     return int(not all(finding.ok for finding in findings))

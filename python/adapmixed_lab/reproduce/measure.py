@@ -20,10 +20,10 @@ from adapmixed.rng import SeededRandom
 from adapmixed.text import token_stream
 from adapmixed.training.demo import train_demo
 from adapmixed_lab.reproduce.paper import DELTA, PUBLIC
-from adapmixed_lab.reproduce.sources import Sources
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
+    from adapmixed_lab.commands.reproduce import Sources
 
 Ours = dict[str, Any]
 Reference = tuple[Any, Mapping[str, object]]

@@ -52,29 +52,6 @@ def test_branches_are_distributions(models: int, vocab: int, depth: int, adjacen
         assert (epsilons == epsilons[:, :1]).all() and len(set(epsilons[:, 0])) > 1
 
 
-@pytest.mark.parametrize(("what", "setting"), audit.EXTREMAL)
-@pytest.mark.slow
-def test_an_extremal_tree_uses_up_delta(what: str, setting: Callable[..., Any]) -> None:
-    here = setting(delta=DELTA)
-    assert 0.99 < here.measured() / DELTA <= 1.0
-    depth = len(here.told)
-    assert replace(here, told=(0.8,) * depth).measured() > 1.2 * DELTA
-    assert replace(here, told=(0.0,) + (1.0,) * (depth - 1)).measured() > 1.1 * DELTA
-
-
-@pytest.mark.parametrize(("what", "setting"), audit.SEVERAL)
-def test_the_best_order_afterwards_breaks_delta_on_adapmixed_itself(
-    what: str, setting: Callable[..., Any]
-) -> None:
-    here = setting(delta=DELTA)
-    assert 0.96 < here.measured() / DELTA <= 1.0
-    count = len(here.mechanism.loss_orders)
-    chosen = setting(delta=count * DELTA)
-    assert 0.96 * count < chosen.measured() / DELTA <= count
-    # The same ensembles with δ split over the orders, which is the statement as it is made.
-    assert replace(chosen, delta=DELTA).measured() <= DELTA
-
-
 @pytest.mark.parametrize("order", [3.0, 18.0])
 def test_the_probability_of_a_larger_loss_is_another_statement(order: float) -> None:
     """It is up to α (α/(α-1))^{α-1} δ, and nearly α δ here (docs/theory/adapmixed.md)."""

@@ -12,7 +12,7 @@ import torch
 from adapmixed.rng import SeededRandom
 from adapmixed.synthesis import Synthesis
 from adapmixed.synthesis.journal import Journal
-from adapmixed_lab.audit import Effort, run, synthesis
+from adapmixed_lab.audit import synthesis
 from adapmixed_lab.audit.search import uncharged
 from adapmixed_lab.audit.synthesis import DELTA, NAMES, TOKENS
 
@@ -22,16 +22,6 @@ KEY = bytes(range(32))
 @pytest.fixture
 def found(tmp_path: Path) -> Synthesis:
     return synthesis.synthesis(tmp_path / "run", KEY, {name: f"of {name}" for name in NAMES})
-
-
-@pytest.mark.slow
-def test_the_attack_passes_and_comes_near_its_claims() -> None:
-    findings = list(run(["synthesis"], Effort(1.0, 1)))
-    assert [f for f in findings if not f.ok] == []
-    ratios = {f.name: f.ratio or 0.0 for f in findings if f.claim[0] == "ε" and not f.control}
-    least = {"zero_out": 0.8, "replace_one": 0.6, "a name leaves, replace_one": 0.4}
-    assert ratios.keys() == least.keys()
-    assert all(ratios[name] > least[name] for name in least)
 
 
 def test_a_law_is_that_of_whole_texts(found: Synthesis) -> None:

@@ -56,9 +56,8 @@ def test_a_member_within_the_ball_keeps_its_whole_distribution() -> None:
         assert bool((ticket._proposed.projection.weight == 1).all())  # type: ignore[union-attr]
 
 
-@pytest.fixture
 def dp_adapters(tmp_path: Path) -> list[str]:
-    """Return the folders of two adapters with a guarantee; that for a shard changes nothing."""
+    """Write two adapters with a guarantee, and return their folders; a shard's changes nothing."""
     folders = []
     for unit, changes_nothing in (("shard", True), ("user", False)):
         config = LoraConfig(r=1, target_modules=["c_attn"], init_lora_weights=changes_nothing)
@@ -73,13 +72,13 @@ def dp_adapters(tmp_path: Path) -> list[str]:
 
 
 def test_the_command_prints_a_table_and_writes_a_figure(
-    tmp_path: Path, dp_adapters: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text, figure = tmp_path / "text.txt", tmp_path / "compare.svg"
     text.write_text("\n\n".join(one.text for one in held_out_documents()[:20]), encoding="utf-8")
     command = ["compare", "--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
     command += ["--text", str(text), "--epsilon", "2", "--seed", "1", "--out", str(figure)]
-    command += ["--dp-adapter", *dp_adapters]
+    command += ["--dp-adapter", *dp_adapters(tmp_path)]
     assert main([*command, "--queries", "24"]) == 0
     printed = capsys.readouterr().out
     table = [re.split(r"  +", line) for line in printed.split("\n\n")[0].splitlines()]

@@ -1,17 +1,30 @@
-"""The report's page and figures."""
+"""The report's page and figures, with diagnostics, and `adapmixed evaluate --report`."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import shutil
+import sys
 import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from markupsafe import escape
-from report_cases import HOSTILE, SAMPLE, Page, build, evaluation, every_kind
+from report_cases import HOSTILE, SAMPLE, Page, build, by_name, evaluation, every_kind
+from trained_demo import DEMO_ENSEMBLE
 
-from adapmixed.evaluation import Evaluation
-from adapmixed.evaluation.report import Report
+from adapmixed.cli import main
+from adapmixed.commands.evaluate import validation_losses
+from adapmixed.data import demo_base
+from adapmixed.data.builtin import held_out_documents
+from adapmixed.ensemble import read_manifest, write_manifest
+from adapmixed.evaluation import Diagnostics, Evaluation
+from adapmixed.evaluation.report import Curve, Report
 from adapmixed_lab.figures.figures import draw
 from adapmixed_lab.figures.html import render, write_page
 
@@ -110,12 +123,16 @@ def page_of(*evaluations: Evaluation) -> str:
 def test_figures_are_the_same_bytes_and_leave_matplotlib_alone() -> None:
     import matplotlib
 
-    before = dict(matplotlib.rcParams)
-    first = draw(build())
+    before, methods = dict(matplotlib.rcParams), [*every_kind()[2:5], *diagnosed()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first = draw(build(methods, validation=VALIDATION))
     assert dict(matplotlib.rcParams) == before
-    assert [drawing.name for drawing in first] == ["curves", "tradeoff"]
+    names = [drawing.name for drawing in first]
+    assert names == ["curves", "tradeoff", "weights", "charges", "validation"]
+    assert all("For the operator only" in drawing.caption for drawing in first[2:])
     with matplotlib.rc_context({"font.size": 20, "svg.fonttype": "none", "axes.grid": False}):
-        again = draw(build())
+        again = draw(build(methods, validation=VALIDATION))
         assert [(d.svg, d.pdf) for d in again] == [(d.svg, d.pdf) for d in first]
     for drawing in first:
         assert drawing.svg.startswith("<svg") and drawing.svg.endswith("</svg>")
@@ -125,9 +142,8 @@ def test_figures_are_the_same_bytes_and_leave_matplotlib_alone() -> None:
             "http://www.w3.org/2000/svg",
         ]
         assert "nan" not in drawing.svg.lower()
-    other = every_kind()
-    other[2] = evaluation("PMixED", "fixed", epsilon=4.0, perplexity=57.0)
-    assert draw(build(other))[0].svg != first[0].svg
+    methods[0] = evaluation("PMixED", "fixed", epsilon=4.0, perplexity=57.0)
+    assert draw(build(methods))[0].svg != first[0].svg
 
 
 def test_figures_appear_only_with_data_and_without_warnings() -> None:
@@ -144,3 +160,135 @@ def test_figures_appear_only_with_data_and_without_warnings() -> None:
         assert len(draw(hostile_report())) == 2
     caption = draw(build())[1].caption
     assert "infinite: lost" in caption
+
+
+# Diagnostics
+
+
+FORMATS = Path(__file__).parents[2] / "formats"
+
+
+def diagnosis(models: int = 5, **changes: Any) -> Diagnostics:
+    curve = Curve(64)
+    for done in (60, 120):
+        curve.add((done, *(0.001 * done * (i + 1) for i in range(models))))
+    values: dict[str, Any] = dict(
+        queries=100,
+        screened=20,
+        sums=np.array([2.5, 75.0, 410.0, 400.0]),
+        weights=np.array([30.0, *[1.0] * 20, 50.0]),
+        curve=curve,
+    )
+    return Diagnostics(**(values | changes))
+
+
+def diagnosed() -> list[Evaluation]:
+    kind, zero = "data-dependent, ex-post", np.array([7.0, *[0.0] * 21])
+    edge = diagnosis(0, sums=np.full(4, math.inf), weights=zero, screened=7)
+    return [
+        evaluation("public", "public", epsilon=0.0, diagnosis=Diagnostics()),
+        evaluation("some", kind, epsilon=1.0, diagnosis=diagnosis()),
+        evaluation("many", kind, epsilon=1.0, screened=0.2, diagnosis=diagnosis(200)),
+        evaluation("one" + HOSTILE, kind, epsilon=2.0, diagnosis=diagnosis(1)),
+        evaluation("edge", "fixed", epsilon=3.0, diagnosis=edge),
+    ]
+
+
+VALIDATION = [
+    {"member": f"member-{i:03d}", "loss": 4.0 + 0.1 * i, "public_loss": 4.5} for i in range(4)
+]
+
+
+def test_report_holds_what_was_found() -> None:
+    report = build(diagnosed(), validation=VALIDATION)
+    found = {name: one["diagnostics"] for name, one in by_name(report).items()}
+    assert found["some"]["utility"] == pytest.approx(
+        {"gap": 0.1, "bound": 2.5, "mean_bound": 0.75, "loss": 4.1, "ensemble_loss": 4.0}
+    )
+    assert found["some"]["weights"]["zero"] == 30 and len(found["some"]["weights"]["bins"]) == 20
+    assert [len(found[name]["charges"][-1][1]) for name in ("some", "many")] == [5, 200]
+    assert found["edge"]["utility"]["gap"] is None and found["edge"]["utility"]["bound"] == "inf"
+    assert found["public"]["utility"] is None
+    assert report.to_json()["validation"] == VALIDATION
+    assert "validation" not in build().to_json()
+    assert "diagnostics" not in by_name(build())["public"]
+    text = report.text()
+    row = next(line for line in text.splitlines() if re.match(r"some +0\.1 ", line))
+    assert row.split() == ["some", "0.1", "0.75", "2.5"]
+    assert re.search(r"^edge +- +inf +inf$", text, re.MULTILINE)
+    assert "PRIVATE" in text and "PRIVATE" not in build().text()
+
+
+def test_losses_come_from_the_members_folders(tmp_path: Path) -> None:
+    assert validation_losses(tmp_path) == []
+    shutil.copyfile(FORMATS / "ensemble-4.json", tmp_path / "ensemble.json")
+    assert validation_losses(tmp_path) == []
+    records = (
+        ({"documents": 3, "loss": 4.25, "public_loss": 4.5}, [5.0, 4.5]),
+        (None, [4.75]),  # nothing was held out
+        (None, []),  # an empty shard
+    )
+    for index, (validation, losses) in enumerate(records):
+        folder = tmp_path / f"member-{index:03d}"
+        folder.mkdir()
+        record = {"format_version": 1, "shard": {}, "tokens": 700, "losses": losses}
+        record["validation"] = validation
+        (folder / "shard.json").write_text(json.dumps(record), encoding="utf-8")
+    expected = {"member": "member-000", "loss": 4.25, "public_loss": 4.5}
+    assert validation_losses(tmp_path) == [expected]
+
+
+@pytest.mark.parametrize("options", [["--diagnostics"], ["--runs", "2"]])
+@pytest.mark.slow
+@pytest.mark.usefixtures("demo_ensemble")
+def test_evaluate_writes_the_page(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ensemble, text, folder = (tmp_path / name for name in ("ensemble", "text.txt", "page"))
+    ensemble.mkdir()
+    whole = read_manifest(DEMO_ENSEMBLE)
+    write_manifest(ensemble, replace(whole, members=whole.members[:2], shards=whole.shards[:2]))
+    for index, member in enumerate(whole.members[:2]):
+        shutil.copytree(DEMO_ENSEMBLE / member, ensemble / member)
+        record = {"format_version": 1, "shard": whole.shards[index], "tokens": 700}
+        record["losses"] = [5.0, 4.5 - index]
+        record["validation"] = {"documents": 3, "loss": 4.25 + index, "public_loss": 4.5}
+        (ensemble / member / "shard.json").write_text(json.dumps(record), encoding="utf-8")
+    text.write_text("\n\n".join(one.text for one in held_out_documents()[:2]), encoding="utf-8")
+    command = ["evaluate", "--base", str(demo_base()), "--ensemble", str(ensemble), "--text"]
+    command += [str(text), "--queries", "20", "--block", "21", "--seed", "3", "--report"]
+    run = tmp_path / "run.json"
+    assert main([*command, str(folder), "--json", str(run), *options]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == f"wrote {folder / 'report.html'}\n"
+    assert printed.out.splitlines()[-1].startswith("No share of the gain is stated")
+    assert (folder / "report.json").read_bytes() == run.read_bytes()
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    assert {one["tokens_per_second"] for one in report["methods"]} == {None}
+    assert ("PRIVATE, for the operator: the utility" in printed.out) != ("runs" in report)
+    assert [one["loss"] for one in report["validation"]] == [4.25, 5.25]
+    assert {"validation.svg", "validation.pdf"} <= {path.name for path in folder.iterdir()}
+    assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
+    assert report["environment"]["adapmixed"] and report["environment"]["processors"]
+    assert ("runs" in report) == ("--runs" in options)
+    html, drawn = (folder / "report.html").read_text("utf-8"), sorted(folder.glob("*.svg"))
+    assert all(path.read_text(encoding="utf-8").strip() in html for path in drawn)
+    assert [path.stem for path in sorted(folder.glob("*.pdf"))] == [path.stem for path in drawn]
+    page = Page(html)
+    ids = [a["id"] for _, a in page.elements if "id" in a]
+    assert len(ids) == len(set(ids)) and ("theorem’s bound" in page.text) != ("runs" in report)
+    assert "No share of the gain is stated" in page.text and "text.txt: 2 models" in page.text
+
+
+def test_a_page_that_cannot_be_written_is_no_evaluation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    command = ["evaluate", "--base", "none", "--ensemble", "none", "--text", "none", "--report"]
+    assert main([*command, str(tmp_path / "file")]) == 2
+    assert "--report must name a folder, got the file" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "adapmixed_lab.figures.html", None)
+    monkeypatch.delattr("adapmixed_lab.figures.html", raising=False)
+    assert main([*command, str(tmp_path / "page")]) == 2
+    words = "the report's page needs matplotlib: pip install 'adapmixed[lab]'"
+    assert words in capsys.readouterr().err

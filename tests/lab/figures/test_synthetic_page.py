@@ -78,7 +78,8 @@ def test_the_public_model_alone_is_the_row_without_a_record(
     assert written == [page_of.until(tokens, ends)] * 2 and len(written[0]) > 1
 
 
-def test_mauve_tells_distributions_apart() -> None:
+def test_mauve_tells_distributions_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_of, "RESAMPLES", 10)
     rng = np.random.default_rng(0)
     one, same, other = (
         (rng.standard_normal((150, 6)) + shift).astype(np.float32) for shift in (0, 0, 2)

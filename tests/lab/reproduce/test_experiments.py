@@ -19,6 +19,7 @@ from adapmixed.mechanisms import AdaPMixED, Unprotected
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.cli import main
+from adapmixed_lab.commands.reproduce import Sources
 from adapmixed_lab.dp_sgd import AdapterGuarantee
 from adapmixed_lab.reproduce import dp_adapter, paper
 from adapmixed_lab.reproduce.dp_adapter import WHOLE_NAME, dp_line
@@ -32,7 +33,6 @@ from adapmixed_lab.reproduce.measure import (
 )
 from adapmixed_lab.reproduce.published import PaperRule
 from adapmixed_lab.reproduce.result import read_experiment, text
-from adapmixed_lab.reproduce.sources import Sources
 from adapmixed_lab.reproduce.tables import SMALLER, parts_of, table1, table2
 
 PRESET = PaperRule(**vars(AdaPMixED.preset("wikitext-103")))
@@ -244,6 +244,10 @@ def test_table_2(results: dict[str, dict[str, Any]]) -> None:
             assert math.fsum(parts) == pytest.approx(one["ours"]["total"], rel=1e-9)
     printed = text(results["table2"])
     assert "published, invalid" in printed and "AdaPMixED (paper)" in printed
+    other = table2(inputs(paper=True, dataset="pubmed"), queries=24)
+    assert "The paper's Table 2 covers wikitext-103 alone." in other["notes"]
+    assert all(one["paper"] is None for one in other["rows"])
+    assert "threshold=4.5" in other["rows"][-1]["ours"]["mechanism"]
 
 
 def test_figure_2(results: dict[str, dict[str, Any]]) -> None:
