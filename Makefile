@@ -117,7 +117,7 @@ lint: $(VENV)/.dev
 FIXED_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 ON_CPU := $(addprefix tests/kernels/test_,contract.py draws.py low_rank.py workload.py)
 THREADS := tests/kernels/test_low_rank.py tests/kernels/test_workload.py
-SIMULATED := tests/cuda_on_cpu/test_kernels.py
+SIMULATED := $(addprefix tests/cuda_on_cpu/test_,kernels.py launches.py mechanisms.py)
 sanitized = $(FIXED_ADDRESSES) env LD_PRELOAD="$(foreach one,$(2) libstdc++.so,$(shell \
   $(firstword $(CXX)) -print-file-name=$(one)))" PYTHONSAFEPATH=1 ADAPMIXED_SANITIZE=$(1) \
   PYTHONPATH="$(CURDIR)/build/sanitize-$(1)/site:$(CURDIR)/python" \
