@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from adapmixed_lab.audit.statistics import (
+from adapmixed_lab.audit.search import (
     chi_square,
     chi_square_limit,
     least_epsilon,
