@@ -508,7 +508,7 @@ def text(found: Sequence[Evaluation]) -> str:
 
 def draw(found: Sequence[Evaluation]) -> DrawnFigure:
     """Draw perplexity against ε, a line for each method, with lines across for the references."""
-    from adapmixed_lab.figures import figures, style
+    from adapmixed_lab.figures import html, style
 
     most = 2 * min(one.perplexity for one in found if one.guarantee.kind == "public")
     shown = [one for one in found if one.perplexity <= most]
@@ -520,7 +520,7 @@ def draw(found: Sequence[Evaluation]) -> DrawnFigure:
         for (name, several), colour in zip(lines.items(), cycle(style.COLOURS), strict=False):
             kind, paid = several[0].guarantee.kind, [one.guarantee.epsilon for one in several]
             middle = np.array([one.perplexity for one in several])
-            ends = abs(np.array([figures.bar(one) for one in several]).T - middle)
+            ends = abs(np.array([html.bar(one) for one in several]).T - middle)
             marks = {"marker": style.MARKERS.get(kind, "o"), "linestyle": style.LINE_STYLES[kind]}
             if several[0].guarantee.adjacency == ADD_REMOVE:
                 marks["marker"] = "s"

@@ -22,7 +22,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from torch import Tensor
 import adapmixed_ext as ops
 from adapmixed.ensemble.public_model import load_base
 from adapmixed.files import publish_folder, temporary_folder
-from adapmixed.limits import check_delta, check_number, check_optional_count
+from adapmixed.limits import check_delta, check_epsilon, check_number, check_optional_count
 from adapmixed.privacy.conversions import gdp_to_dp
 from adapmixed.privacy.planner import largest_within
 from adapmixed.rng import SecureRandom
@@ -143,6 +143,26 @@ class AdapterGuarantee:
             f"{self.sample_rate:.6g} and the {self.accountant.upper()} accountant. The number of "
             f"records and the settings count as public. Noise is rounded to single precision."
         )
+
+
+def read_dp_adapter(folder: Path) -> tuple[AdapterGuarantee, object]:
+    """Return the guarantee and the settings of an adapter that ``adapmixed-lab dp-sgd`` wrote.
+
+    Raises:
+        ValueError: if the folder holds no readable guarantee of this format.
+    """
+    try:
+        content = json.loads((folder / GUARANTEE_FILE).read_text(encoding="utf-8"))
+        if content["format_version"] != FORMAT_VERSION:
+            version = content["format_version"]
+            raise ValueError(f"format_version must be {FORMAT_VERSION}, got {version!r}")
+        check_epsilon(content["epsilon"])
+        stated = {one.name: content[one.name] for one in fields(AdapterGuarantee)}
+        return AdapterGuarantee(**stated), content["training"]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"folder must be one that 'adapmixed-lab dp-sgd' wrote, got {folder}: {error}"
+        ) from error
 
 
 def plan_noise(
