@@ -45,7 +45,7 @@ from adapmixed.training.finetune import (
     linear_schedule,
     save_adapter,
 )
-from adapmixed.training.settings import PRESETS, FinetuneConfig
+from adapmixed.training.settings import FinetuneConfig
 
 FORMAT_VERSION = 1
 GUARANTEE_FILE = "guarantee.json"
@@ -55,11 +55,6 @@ PHYSICAL_BATCH = 16  # records whose gradients are held at a time
 EPOCHS = {"wikitext-103": 20, "one-billion-word": 9, "pubmed": 5, "air-dialogue": 10}
 BATCH_SIZE = 256
 """The paper's, by data set (table "train_params"), and its expected batch of Poisson sampling."""
-
-
-def finetune_settings(name: str) -> dict[str, Any]:
-    """Return arguments of `FinetuneConfig`: a member's, with DP-SGD's epochs and batch size."""
-    return PRESETS[name].settings | {"epochs": EPOCHS[name], "batch_size": BATCH_SIZE}
 
 
 @dataclass(frozen=True)
