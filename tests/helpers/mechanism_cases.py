@@ -51,7 +51,7 @@ BASELINES: dict[str, Mechanism] = {
     "uniform-mixing": UniformMixing(0.6, queries=100),
     "submix": SubMix(2.0, queries=100),
 }
-"""Their formulas are in tests/lab/baselines."""
+"""Their formulas are in tests/lab/test_baselines.py."""
 MECHANISMS |= BASELINES
 
 
