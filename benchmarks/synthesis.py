@@ -48,7 +48,7 @@ from adapmixed.privacy.events import BY_HAND
 from adapmixed.privacy.planner import largest_within, recommended
 from adapmixed.rng import SeededRandom
 from adapmixed.text import plain_ids
-from adapmixed_lab.baselines.invisible_ink import InvisibleInk
+from adapmixed_lab.baselines import InvisibleInk
 from adapmixed_lab.figures.synthesis import Features, Reader, centred, mauve, until
 from benchmarks.harness import Neighbours, Report, headline, machine
 from benchmarks.headline import documents

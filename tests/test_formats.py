@@ -14,7 +14,6 @@ from adapmixed.commands import options
 from adapmixed.ensemble import members as manifest
 from adapmixed.training import shards as training
 from adapmixed_lab import dp_sgd
-from adapmixed_lab.reproduce import dp_adapter
 from adapmixed_lab.reproduce import result as reproduction
 
 FORMATS = Path(__file__).parent / "formats"
@@ -46,7 +45,7 @@ READERS: dict[str, tuple[str, int, Callable[[Path], object]]] = {
     "guarantee": (
         "guarantee.json",
         dp_sgd.FORMAT_VERSION,
-        lambda path: dp_adapter.read_dp_adapter(path.parent),
+        lambda path: dp_sgd.read_dp_adapter(path.parent),
     ),
 }
 

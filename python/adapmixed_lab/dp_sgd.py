@@ -22,7 +22,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from torch import Tensor
 import adapmixed_ext as ops
 from adapmixed.ensemble.public_model import load_base
 from adapmixed.files import publish_folder, temporary_folder
-from adapmixed.limits import check_delta, check_number, check_optional_count
+from adapmixed.limits import check_delta, check_epsilon, check_number, check_optional_count
 from adapmixed.privacy.conversions import gdp_to_dp
 from adapmixed.privacy.planner import largest_within
 from adapmixed.rng import SecureRandom
@@ -45,7 +45,7 @@ from adapmixed.training.finetune import (
     linear_schedule,
     save_adapter,
 )
-from adapmixed.training.settings import PRESETS, FinetuneConfig
+from adapmixed.training.settings import FinetuneConfig
 
 FORMAT_VERSION = 1
 GUARANTEE_FILE = "guarantee.json"
@@ -55,11 +55,6 @@ PHYSICAL_BATCH = 16  # records whose gradients are held at a time
 EPOCHS = {"wikitext-103": 20, "one-billion-word": 9, "pubmed": 5, "air-dialogue": 10}
 BATCH_SIZE = 256
 """The paper's, by data set (table "train_params"), and its expected batch of Poisson sampling."""
-
-
-def finetune_settings(name: str) -> dict[str, Any]:
-    """Return arguments of `FinetuneConfig`: a member's, with DP-SGD's epochs and batch size."""
-    return PRESETS[name].settings | {"epochs": EPOCHS[name], "batch_size": BATCH_SIZE}
 
 
 @dataclass(frozen=True)
@@ -143,6 +138,26 @@ class AdapterGuarantee:
             f"{self.sample_rate:.6g} and the {self.accountant.upper()} accountant. The number of "
             f"records and the settings count as public. Noise is rounded to single precision."
         )
+
+
+def read_dp_adapter(folder: Path) -> tuple[AdapterGuarantee, object]:
+    """Return the guarantee and the settings of an adapter that ``adapmixed-lab dp-sgd`` wrote.
+
+    Raises:
+        ValueError: if the folder holds no readable guarantee of this format.
+    """
+    try:
+        content = json.loads((folder / GUARANTEE_FILE).read_text(encoding="utf-8"))
+        if content["format_version"] != FORMAT_VERSION:
+            version = content["format_version"]
+            raise ValueError(f"format_version must be {FORMAT_VERSION}, got {version!r}")
+        check_epsilon(content["epsilon"])
+        stated = {one.name: content[one.name] for one in fields(AdapterGuarantee)}
+        return AdapterGuarantee(**stated), content["training"]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"folder must be one that 'adapmixed-lab dp-sgd' wrote, got {folder}: {error}"
+        ) from error
 
 
 def plan_noise(

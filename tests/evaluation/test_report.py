@@ -30,8 +30,7 @@ from adapmixed.evaluation.report import (
     gain_kept,
     paired_difference,
 )
-from adapmixed_lab.figures.figures import draw
-from adapmixed_lab.figures.html import render
+from adapmixed_lab.figures.html import draw, render
 
 
 def not_strict(constant: str) -> NoReturn:

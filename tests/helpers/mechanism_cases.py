@@ -23,10 +23,7 @@ from adapmixed.mechanisms import (
 from adapmixed.privacy import Event
 from adapmixed.rng import SeededRandom
 from adapmixed_ext import reference
-from adapmixed_lab.baselines.invisible_ink import InvisibleInk
-from adapmixed_lab.baselines.noisy_aggregation import NoisyAggregation
-from adapmixed_lab.baselines.submix import SubMix
-from adapmixed_lab.baselines.uniform_mixing import UniformMixing
+from adapmixed_lab.baselines import InvisibleInk, NoisyAggregation, SubMix, UniformMixing
 from adapmixed_lab.reproduce.published import PublishedPMixED
 
 SCREENED: dict[str, Any] = dict(
@@ -54,7 +51,7 @@ BASELINES: dict[str, Mechanism] = {
     "uniform-mixing": UniformMixing(0.6, queries=100),
     "submix": SubMix(2.0, queries=100),
 }
-"""Their formulas are in tests/lab/baselines."""
+"""Their formulas are in tests/lab/test_baselines.py."""
 MECHANISMS |= BASELINES
 
 

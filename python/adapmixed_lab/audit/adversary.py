@@ -19,7 +19,7 @@ from adapmixed.mechanisms import ClippedLogPool, Ticket
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.conversions import gdp_to_dp
 from adapmixed.rng import SeededRandom
-from adapmixed_lab.audit.finding import SLACK, Effort, Finding
+from adapmixed_lab.audit import SLACK, Effort, Finding
 from adapmixed_lab.audit.search import FAR, Array, stated_epsilon
 
 DELTA = 1e-5

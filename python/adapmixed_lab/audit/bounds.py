@@ -24,8 +24,7 @@ from adapmixed.privacy.costs import (
     sound_bound,
 )
 from adapmixed.rng import SeededRandom
-from adapmixed_lab.audit import search
-from adapmixed_lab.audit.finding import SLACK, Effort, Finding
+from adapmixed_lab.audit import SLACK, Effort, Finding, search
 from adapmixed_lab.audit.search import FAR, Array
 from adapmixed_lab.reproduce.published import published_bound
 

@@ -21,7 +21,7 @@ from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.composition import ShardBudget
 from adapmixed.rng import SeededRandom
-from adapmixed_lab.audit.finding import SLACK, Effort, Finding
+from adapmixed_lab.audit import SLACK, Effort, Finding
 from adapmixed_lab.audit.search import FAR, both_ways, charged
 
 TREES_PER_SECOND = 0.5  # of each kind

@@ -56,9 +56,16 @@ from adapmixed.mechanisms import (
 from adapmixed.text import Document
 from adapmixed.training import FinetuneConfig, save_adapter, token_stream, train_adapter
 from adapmixed_ext.types import RandomSource
-from adapmixed_lab.audit.finding import Effort, Finding
-from adapmixed_lab.audit.search import Array, distribution, drawn, one_thread
-from adapmixed_lab.audit.statistics import CONFIDENCE, one_run_epsilon, proportion
+from adapmixed_lab.audit import Effort, Finding
+from adapmixed_lab.audit.search import (
+    CONFIDENCE,
+    Array,
+    distribution,
+    drawn,
+    one_run_epsilon,
+    one_thread,
+    proportion,
+)
 from adapmixed_lab.audit.tokens import TINY, Game
 
 Integers = NDArray[np.int64]

@@ -33,8 +33,7 @@ from torch import Tensor
 from adapmixed.mechanisms import AdaPMixED
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.conversions import c_alpha
-from adapmixed_lab.audit import search
-from adapmixed_lab.audit.finding import SLACK, Effort, Finding
+from adapmixed_lab.audit import SLACK, Effort, Finding, search
 from adapmixed_lab.audit.search import Array
 
 CLAIM = "sup P(S) - ∫_S e^ε(D) dQ"

@@ -19,8 +19,8 @@ from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom, SeededRandom
 from adapmixed_ext.reference import sampling_weights
 from adapmixed_ext.types import RandomSource
-from adapmixed_lab.audit.finding import Effort, Finding
-from adapmixed_lab.audit.statistics import (
+from adapmixed_lab.audit import Effort, Finding
+from adapmixed_lab.audit.search import (
     CONFIDENCE,
     binomial_deviation,
     chi_square,

@@ -17,9 +17,8 @@ from adapmixed.mechanisms import AdaPMixED
 from adapmixed.privacy.conversions import gdp_to_dp
 from adapmixed.privacy.costs import screening_rho
 from adapmixed_ext.types import RandomSource
-from adapmixed_lab.audit.finding import Effort, Finding
-from adapmixed_lab.audit.search import Array, drawn, neighbour, renyi
-from adapmixed_lab.audit.statistics import CONFIDENCE, least_shift
+from adapmixed_lab.audit import Effort, Finding
+from adapmixed_lab.audit.search import CONFIDENCE, Array, drawn, least_shift, neighbour, renyi
 
 BITS_PER_SECOND = 600.0  # of each setting, in each world
 DELTA = 0.01

@@ -31,8 +31,8 @@ from adapmixed.synthesis import Synthesis, synthesize
 from adapmixed.synthesis.journal import Journal
 from adapmixed.synthesis.run import dealt
 from adapmixed_ext.types import RandomSource
+from adapmixed_lab.audit import Effort, Finding
 from adapmixed_lab.audit.canaries import flight_dialogue
-from adapmixed_lab.audit.finding import Effort, Finding
 from adapmixed_lab.audit.search import hockey_stick, last, one_thread
 
 Law = dict[tuple[int, ...], float]  # the probability of every text that a batch can give

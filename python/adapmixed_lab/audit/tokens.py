@@ -18,9 +18,15 @@ from torch import Tensor
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism, PMixED
 from adapmixed.rng import SeededRandom
 from adapmixed_ext.types import RandomSource
-from adapmixed_lab.audit.finding import Effort, Finding
-from adapmixed_lab.audit.search import distribution, drawn, neighbour, stated_epsilon
-from adapmixed_lab.audit.statistics import CONFIDENCE, least_epsilon
+from adapmixed_lab.audit import Effort, Finding
+from adapmixed_lab.audit.search import (
+    CONFIDENCE,
+    distribution,
+    drawn,
+    least_epsilon,
+    neighbour,
+    stated_epsilon,
+)
 
 PUSH = 60.0  # a logit that leaves nothing to the other token
 DRAWS_PER_SECOND = 4000.0  # of one game with 10 models, in each world; rounded down

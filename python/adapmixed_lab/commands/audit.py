@@ -8,14 +8,12 @@ caught. The page "Audit what is claimed" explains what a pass means.
 import argparse
 
 from adapmixed.commands.options import quiet_libraries
-from adapmixed_lab.audit import AUDITS, Effort
-from adapmixed_lab.audit import run as run_audits
-from adapmixed_lab.audit.finding import lines, summary
+from adapmixed_lab import audit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    listed = "; ".join(f"{name}: {what}" for name, what in AUDITS.items())
+    listed = "; ".join(f"{name}: {what}" for name, what in audit.AUDITS.items())
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"audits to run (default: all). {listed}"
     )
@@ -29,14 +27,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the audits, printing each finding as it comes."""
     if arguments.seed is not None and arguments.seed < 0:
         raise ValueError(f"--seed must be >= 0, got {arguments.seed}")
-    if {"canaries", "synthesis"} & set(arguments.names or AUDITS):  # they load models
+    if {"canaries", "synthesis"} & set(arguments.names or audit.AUDITS):  # they load models
         quiet_libraries()
-    effort, findings, audit = Effort(arguments.seconds, arguments.seed), [], ""
-    for finding in run_audits(arguments.names, effort):
-        if finding.audit != audit:
-            audit = finding.audit
-            print(f"{audit}: {AUDITS[audit]}")
-        print("\n".join(lines(finding)), flush=True)
-        findings.append(finding)
-    print(summary(findings))
-    return int(not all(finding.ok for finding in findings))
+    findings: list[audit.Finding] = []
+    for found in audit.run(arguments.names, audit.Effort(arguments.seconds, arguments.seed)):
+        if not findings or found.audit != findings[-1].audit:
+            print(f"{found.audit}: {audit.AUDITS[found.audit]}")
+        print("\n".join(audit.lines(found)), flush=True)
+        findings.append(found)
+    print(audit.summary(findings))
+    return int(not all(found.ok for found in findings))

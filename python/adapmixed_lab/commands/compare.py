@@ -62,8 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed.mechanisms import PublicOnly, Unprotected
     from adapmixed.ranks import ALONE
     from adapmixed.text import read_text, token_stream
-    from adapmixed_lab.baselines.frontier import draw, methods, text, trained
-    from adapmixed_lab.reproduce.dp_adapter import read_dp_adapter
+    from adapmixed_lab.baselines import draw, methods, text, trained
+    from adapmixed_lab.dp_sgd import read_dp_adapter
 
     adapters = {folder: read_dp_adapter(folder)[0] for folder in arguments.dp_adapter}
     for stated in adapters.values():

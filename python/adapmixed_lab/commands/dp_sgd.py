@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Train and print the guarantee."""
     from adapmixed.training.run import DTYPES
-    from adapmixed.training.settings import documents_of
-    from adapmixed_lab.dp_sgd import PrivacyTarget, finetune_settings, train_dp
+    from adapmixed.training.settings import PRESETS, documents_of
+    from adapmixed_lab.dp_sgd import BATCH_SIZE, EPOCHS, PrivacyTarget, train_dp
 
     check_alone("dp-sgd")  # each rank would train an adapter, and the guarantee covers one
     corpus = corpus_of(arguments)
@@ -49,7 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
     training = training_of(arguments, "steps", "shared_a", "early_stopping")
     facts = facts_of(arguments)
     documents = documents_of(corpus, arguments.base, facts.revision)
-    settings = {} if arguments.preset is None else finetune_settings(arguments.preset)
+    settings: dict[str, object] = {}
+    if name := arguments.preset:
+        settings = PRESETS[name].settings | {"epochs": EPOCHS[name], "batch_size": BATCH_SIZE}
     config = config_of(arguments, facts, facts.adapt(arguments.adapt), settings, training)
     update, close = progress_bar(0, "step")
     guarantee = train_dp(

@@ -236,8 +236,7 @@ def _references(
     from adapmixed.training.demo import train_whole
     from adapmixed.training.shards import TrainingFolder
     from adapmixed_lab.dp_sgd import GUARANTEE_FILE
-    from adapmixed_lab.reproduce.dp_adapter import EPSILON, builtin_dp_adapter, dp_line
-    from adapmixed_lab.reproduce.measure import WHOLE
+    from adapmixed_lab.reproduce.measure import EPSILON, WHOLE, builtin_dp_adapter, dp_line
 
     out = arguments.out
     if arguments.references is None and arguments.scale == "builtin":

@@ -1,10 +1,19 @@
-"""The report as one self-contained HTML page, from the template ``report.html``."""
+"""The report as one self-contained HTML page, from the template ``report.html``, and its figures.
 
+Figures are self-contained, too, and the same bytes for the same input.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
+from matplotlib.lines import Line2D
 
 from adapmixed.evaluation import Evaluation
 from adapmixed.evaluation.report import (
@@ -17,11 +26,30 @@ from adapmixed.evaluation.report import (
     UTILITY_WORDS,
     Report,
     format_neighbours,
+    format_perplexity,
+    format_promise,
     row,
+    show_epsilon,
 )
 from adapmixed.files import write_file
-from adapmixed_lab.figures.figures import draw
-from adapmixed_lab.figures.style import DrawnFigure
+from adapmixed_lab.figures.style import (
+    COLOURS,
+    DASHES,
+    GREY,
+    LINE_STYLES,
+    MARKERS,
+    DrawnFigure,
+    canvas,
+    filling,
+    is_wide,
+    number_axis,
+    wrapped,
+)
+
+_LINE = 0.17  # inches of a line of a legend
+_ROW = 1.75  # inches of the axes of one of several methods
+_EDGE = 0.055  # how far outside [0, 1] the bars of exactly 0 and 1 stand
+_OPERATOR = "For the operator only."
 
 
 def write_page(report: Report, folder: Path | str, *, figures: bool = False) -> tuple[Path, ...]:
@@ -99,3 +127,244 @@ def _badge(kind: str) -> Markup:
     """Return the label of a kind of guarantee as markup."""
     label = KIND_LABELS.get(kind, kind)
     return Markup('<span class="badge {}">{}</span>').format(kind.rpartition(", ")[2], label)
+
+
+def draw(report: Report) -> tuple[DrawnFigure, ...]:
+    """Draw the figures that a report has data for.
+
+    These are ε over queries and perplexity over ε. Diagnostics add weights and charges of single
+    models. Records of the members' training add their validation losses.
+    """
+    methods = report.methods
+    drawings = (
+        _draw_curves(methods),
+        _draw_tradeoff(methods),
+        _draw_weights(methods),
+        _draw_charges(methods),
+        _draw_validation(report.validation),
+    )
+    run = report.words()
+    return tuple(replace(drawing, run=run) for drawing in drawings if drawing is not None)
+
+
+def _draw_curves(methods: Sequence[Evaluation]) -> DrawnFigure | None:
+    """Draw ε over queries if any grows with them; a covered line is wider than the one on it."""
+    shown = []
+    for m, colour in _coloured(methods):
+        points = [(n, e) for n, e in m.curve if e is not None and 0 < e < math.inf]
+        shown += [(m, colour, points)] if points else []
+    constant = [len({epsilon for _, epsilon in points}) == 1 for *_, points in shown]
+    if all(constant):
+        return None
+    labels = ["\n".join(map(wrapped, (m.name, _promise(m)))) for m, *_ in shown]
+    with canvas(3.6 + _LINE * sum(label.count("\n") + 1 for label in labels)) as (figure, axes):
+        for at, (method, colour, points) in enumerate(shown):
+            start = [(0, points[0][1])] if constant[at] else []
+            covered = sum(_alike(points, others) for *_, others in shown[at + 1 :])
+            kind, adjacency = method.guarantee.kind, method.guarantee.adjacency
+            axes.plot(
+                *zip(*start, *points, strict=True), color=colour, linewidth=2.0 + 2.5 * covered,
+                linestyle=LINE_STYLES.get(kind, "-"), marker=MARKERS.get(kind, "o"),
+                **filling(adjacency),
+                markevery=[len(start) + len(points) - 1], markersize=6, clip_on=False,
+            )  # fmt: skip
+        if is_wide([epsilon for *_, points in shown for _, epsilon in points]):
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(bottom=0)
+        axes.set_ylabel("ε (nats)")
+        _queries_axis(axes)
+        figure.legend(axes.get_lines(), labels, loc="outside lower left")
+    caption = (
+        "Solid lines are fixed guarantees: the planned ε from the first query on. Dashed lines are "
+        f"data-dependent. {_OPERATOR} Dotted lines are claims of the published bound, which is "
+        "invalid."
+    )
+    return DrawnFigure("curves", "Privacy spent against queries answered", caption, figure)
+
+
+def _queries_axis(axes: Any) -> None:
+    axes.set_xlim(left=0)
+    axes.set_xlabel("queries answered")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    number_axis(axes.yaxis)
+
+
+def _alike(one: Sequence[tuple[int, float]], other: Sequence[tuple[int, float]]) -> bool:
+    """Return whether two curves cannot be told apart in a picture."""
+    return len(one) == len(other) and all(
+        math.isclose(a, b, rel_tol=5e-3) for (_, a), (_, b) in zip(one, other, strict=True)
+    )
+
+
+def _draw_tradeoff(methods: Sequence[Evaluation]) -> DrawnFigure | None:
+    """Draw perplexity against ε: marks exactly at their values, and lines for references."""
+    finite = [(m, colour) for m, colour in _coloured(methods) if math.isfinite(m.perplexity)]
+    if not finite:
+        return None
+    levels = [
+        m for m in methods if m.guarantee.kind in ("public", "none") and math.isfinite(m.perplexity)
+    ]
+    shown = [*(m for m, _ in finite), *levels]
+    labels = ["\n".join(map(wrapped, (m.name, _words(m)))) for m in shown]
+    lines = sum(label.count("\n") + 1 for label in labels) / 2
+    with canvas(3.6 + _LINE * math.ceil(lines)) as (figure, axes):
+        handles: list[Any] = []
+        paid = [m.guarantee.epsilon or 0.0 for m, _ in finite]
+        ends = [end for m in shown for end in bar(m)]
+        margin = 0.1 * (max(ends) - min(ends)) or 0.05 * max(ends)
+        axes.set_ylim(min(ends) - margin, max(ends) + margin)
+        if is_wide(paid):
+            axes.set_xscale("log")
+            axes.set_xlim(min(paid) / 2.5, max(paid) * 2.5)
+        else:
+            axes.set_xlim(0, 1.2 * max(paid))
+        for (method, colour), epsilon in zip(finite, paid, strict=True):
+            marker = MARKERS.get(method.guarantee.kind, "o")
+            look: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": "none"}
+            look |= filling(method.guarantee.adjacency)
+            low, high = bar(method)
+            reach = [[method.perplexity - low], [high - method.perplexity]]
+            axes.errorbar(
+                epsilon, method.perplexity, elinewidth=1.0, capsize=2.5, clip_on=False,
+                yerr=reach if low < high else None, markersize=7, **look,
+            )  # fmt: skip
+            handles.append(Line2D([], [], **look))
+        for method, dash in zip(levels, cycle(DASHES), strict=False):
+            look = {"color": GREY, "linewidth": 1.2, "linestyle": dash, "zorder": 1}
+            handles.append(axes.axhline(method.perplexity, **look))
+        axes.set(xlabel="ε (nats)", ylabel="perplexity (lower is better)")
+        number_axis(axes.xaxis)
+        number_axis(axes.yaxis)
+        figure.legend(
+            handles, labels, loc="outside lower left", ncols=2, fontsize=8, handlelength=2
+        )
+    caption = (
+        "Lower and further to the left is better, but only among marks of one shape and filling. "
+        "Circles are fixed guarantees, and diamonds are data-dependent values. Full marks are for "
+        "zero-out, empty marks for leave-one-out, and half marks for replace-one. The same ε in "
+        "another shape or filling is not the same guarantee. Lines are references without an ε. "
+        "Bars are 95 % intervals of the paired difference to the public model."
+    )
+    if any(method.guarantee.kind == "published" for method, _ in finite):
+        caption += " Crosses are claims of the published bound, which is invalid."
+    missing = [
+        m.name for m in methods if math.isinf(m.perplexity) or m.guarantee.epsilon == math.inf
+    ]
+    if missing:
+        caption += f" Not shown, because a value is infinite: {', '.join(missing)}."
+    return DrawnFigure("tradeoff", "Perplexity against privacy", caption, figure)
+
+
+def bar(method: Evaluation) -> tuple[float, float]:
+    """Return the ends of a perplexity's bar, both the perplexity itself without an interval."""
+    found = method.difference
+    if found is None or found["low"] is None:
+        return method.perplexity, method.perplexity
+    low, high = (math.exp(found[end] - found["mean"]) for end in ("low", "high"))
+    return method.perplexity * low, method.perplexity * high
+
+
+def _promise(method: Evaluation) -> str:
+    none = method.guarantee.kind == "none"
+    return "no guarantee" if none else format_promise(method)
+
+
+def _words(method: Evaluation) -> str:
+    """Return the words of a legend that give a method's promise and values."""
+    words = _promise(method)
+    words += f": ε = {show_epsilon(method.guarantee.epsilon)}" if _has_budget(method) else ""
+    return f"{words}, perplexity {format_perplexity(method.perplexity)}"
+
+
+def _has_budget(method: Evaluation) -> bool:
+    """Return whether ε is finite and above 0."""
+    return method.guarantee.epsilon is not None and 0 < method.guarantee.epsilon < math.inf
+
+
+def _coloured(methods: Sequence[Evaluation]) -> list[tuple[Evaluation, str]]:
+    """Return the methods with a finite ε above 0, each with its colour in every figure."""
+    shown = [method for method in methods if _has_budget(method)]
+    return [(m, COLOURS[i % len(COLOURS)]) for i, m in enumerate(shown)]
+
+
+@contextmanager
+def _rows(found: Sequence[tuple[Evaluation, Any]], label: str) -> Iterator[tuple[Any, list[Any]]]:
+    """Yield a figure and its axes, one below the other, each with the name of a method."""
+    with canvas(0.9 + _ROW * len(found), len(found)) as (figure, grid):
+        each = list(getattr(grid, "flat", [grid]))
+        for axes, (method, _) in zip(each, found, strict=True):
+            axes.set_title(wrapped(method.name), fontsize=10, fontweight="normal")
+            axes.set_ylabel(label)
+        yield figure, each
+
+
+def _draw_weights(methods: Sequence[Evaluation]) -> DrawnFigure | None:
+    """Draw the distribution of the weights λ, for every method that has weights."""
+    found = [(m, d) for m in methods if (d := m.diagnosis) and d.weights.any()]
+    if not found:
+        return None
+    with _rows(found, "share (%)") as (figure, each):
+        for axes, (_, counted) in zip(each, found, strict=True):
+            shares = 100 * counted.weights / counted.weights.sum()
+            width = 1 / (len(shares) - 2)
+            centres = [(place + 0.5) * width for place in range(len(shares) - 2)]
+            axes.bar([-_EDGE, *centres, 1 + _EDGE], shares, 0.9 * width, color=COLOURS[0])
+            ticks = [-_EDGE, 0.2, 0.4, 0.6, 0.8, 1 + _EDGE]
+            axes.set_xticks(ticks, ["0", "0.2", "0.4", "0.6", "0.8", "1"])
+            axes.set_xlim(-0.11, 1.11)
+            axes.grid(False, axis="x")
+        each[-1].set_xlabel("weight λ: exactly 0, in bins between, exactly 1")
+    caption = (
+        "Bars are shares of all (model, query) pairs. At a weight of 1 a model answers unchanged, "
+        "and at 0 as the public model, as all do for a query that does not pass the screening. "
+        f"{_OPERATOR}"
+    )
+    return DrawnFigure("weights", "Mixing weights λ of the models", caption, figure)
+
+
+def _draw_charges(methods: Sequence[Evaluation]) -> DrawnFigure | None:
+    """Draw the charges of each model so far, for every method that charges models one by one."""
+    found = [(m, m.diagnosis.charges) for m in methods if m.diagnosis and m.diagnosis.charges]
+    if not found:
+        return None
+    with _rows(found, "charged so far") as (figure, each):
+        for axes, (_, charges) in zip(each, found, strict=True):
+            axes.plot(
+                [0, *(done for done, _ in charges)],
+                [[0.0] * len(charges[0][1]), *(row for _, row in charges)],
+                color=COLOURS[0], linewidth=0.6,
+            )  # fmt: skip
+            axes.set_ylim(bottom=0)
+            _queries_axis(axes)
+    caption = (
+        "Lines are single models. Values are realised "
+        "losses: Rényi divergences in nats at the mechanism’s first order, without the cost of "
+        "screening, which is the same for all models. Under a budget of every shard, values are "
+        f"the charges of each shard. {_OPERATOR}"
+    )
+    return DrawnFigure("charges", "Privacy loss of each model over time", caption, figure)
+
+
+def _draw_validation(validation: Sequence[Mapping[str, Any]]) -> DrawnFigure | None:
+    """Draw every member's validation loss and the public model's."""
+    ordered = sorted(validation, key=lambda one: one["loss"])
+    if not ordered:
+        return None
+    places = range(1, len(ordered) + 1)
+    with canvas(3.4) as (figure, axes):
+        loss = [one["loss"] for one in ordered]
+        public = [one["public_loss"] for one in ordered]
+        axes.vlines(places, loss, public, color="#CCCCCC", linewidth=0.8)
+        axes.plot(places, public, "o", color=GREY, fillstyle="none", label="public model")
+        axes.plot(places, loss, "o", color=COLOURS[0], label="member")
+        axes.set(xlabel="members, sorted by loss", ylabel="nats per held-out token")
+        axes.set_xlim(left=0)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        number_axis(axes.yaxis)
+        figure.legend(loc="outside lower left", ncols=2, handlelength=1.4)
+    caption = (
+        "Losses at the end of training, on the text that was held out of each member’s own shard. "
+        f"The public model’s loss is on the same text. {_OPERATOR}"
+    )
+    return DrawnFigure("validation", "Validation loss of the members", caption, figure)

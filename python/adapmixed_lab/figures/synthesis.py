@@ -15,7 +15,6 @@ import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -145,13 +144,6 @@ def mauve_interval(texts: Features, others: Features) -> tuple[float, float, flo
     return value, max(0.0, low), min(1.0, high)
 
 
-def shared_words(text: str, records: Sequence[str]) -> int:
-    """Return the length of the longest run of words that a text shares with one of the records."""
-    words = text.split()
-    pairs = (SequenceMatcher(None, words, one.split(), autojunk=False) for one in records)
-    return max((pair.find_longest_match().size for pair in pairs), default=0)
-
-
 @dataclass(frozen=True)
 class Canaries(Corpus):
     """A corpus and records that were made up, each under a name and with a code of its own.
@@ -266,21 +258,10 @@ def write_page(
     page: str = template("synthesis.html").render(
         promise=found.promise,
         plan=_plan(found, len(corpus.codes)),
-        plan_words="The settings follow from public numbers. The numbers of records are private.",
         likeness=[("texts", "number", "MAUVE", "95 %"), *_likeness(reader, found, tokens)],
-        likeness_words=(
-            "MAUVE compares the last hidden states of the public model behind the texts with those "
-            "behind the records that no prompt held: it is 1 if they are alike. Intervals come "
-            f"from resampling. Fewer than {LEAST} texts on either side are not compared."
-        ),
+        least=LEAST,
         lengths=_lengths(tokens),
-        leaks=_leaks(found, corpus, texts, kept),
-        leaks_words=(
-            "Shared words: the longest run of words that a text has in common with a record of "
-            "its batch, or with one of as many records that no prompt held. A planted record has "
-            "a code. The code is ranked among others by how likely each makes the text; the "
-            "exposure is log2 of the number of codes less log2 of the rank."
-        ),
+        leaks=_leaks(exposures(found, corpus, texts), found.ensemble.num_models),
         examples=[
             ("Synthetic", list(texts.values())[:EXAMPLES]),
             ("The public model alone", alone),
@@ -349,25 +330,12 @@ def _lengths(tokens: Mapping[str, list[list[int]]]) -> DrawnFigure:
     )  # fmt: skip
 
 
-def _leaks(
-    found: Synthesis, corpus: Canaries, texts: Mapping[int, str], others: list[str]
-) -> list[tuple[str, str]]:
-    """Return what the texts have in common with records, and the exposure of planted ones."""
-    size, own, far = found.ensemble.num_models, [], []
-    for batch, text in texts.items():
-        own.append(shared_words(text, [one for one in found.batches.slots[batch] if one]))
-        far.append(shared_words(text, others[:size]))
-    rows = [
-        ("shared words with a text's own batch", f"mean {np.mean(own):.2f}, most {max(own)}"),
-        ("shared words with other records", f"mean {np.mean(far):.2f}, most {max(far)}"),
+def _leaks(measured: list[tuple[bool, float]], size: int) -> list[tuple[str, str]]:
+    """Return the exposure of the planted records that stood in batches of this size."""
+    written = sum(seen for seen, _ in measured)
+    mean = f"{np.mean([bits for _, bits in measured]):.2f} bits" if measured else MISSING
+    return [
+        ("planted records in a batch", f"{len(measured)}"),
+        ("their codes that a text holds", f"{written}"),
+        ("mean exposure", f"{mean}, by chance {chance(size):.2f}"),
     ]
-    measured = exposures(found, corpus, texts)
-    if measured:
-        written = sum(seen for seen, _ in measured)
-        mean = np.mean([bits for _, bits in measured])
-        rows += [
-            ("planted records in a batch", f"{len(measured)}"),
-            ("their codes that a text holds", f"{written}"),
-            ("mean exposure", f"{mean:.2f} bits, by chance {chance(size):.2f}"),
-        ]
-    return rows

@@ -100,7 +100,7 @@ def _panel_rows(
             "queries": None,
             # Not printed, but it follows from order and δ; the rest of ε was spent.
             "conversion": c_alpha(point.setting.get("order", order), paper.DELTA),
-            "place": panel.place,
+            "place": f"Figure 2{panel.letter} (fig:ablation)",
         }
         for point in panel.points
         if with_paper

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 DELTA = 1e-5
@@ -141,8 +140,7 @@ class Point(NamedTuple):
     perplexity: float
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """One panel of Figure 2 (fig:ablation): WikiText-103, N = 100, one setting varied.
 
     Attributes:
@@ -155,11 +153,6 @@ class Panel:
     title: str
     anchor: str
     points: tuple[Point, ...]
-
-    @property
-    def place(self) -> str:
-        """Place of the panel in the paper."""
-        return f"Figure 2{self.letter} (fig:ablation)"
 
 
 def _panel(letter: str, title: str, names: str, anchor: str, *points: Any) -> Panel:

@@ -19,7 +19,7 @@ from adapmixed.privacy import LeaveOneOutLoss, RenyiBound
 from adapmixed.privacy.costs import sound_bound
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit.search import last
-from adapmixed_lab.baselines.given import GivenToken, unprotected
+from adapmixed_lab.baselines import GivenToken, unprotected
 
 
 def published_bound(order: float, target_leakage: float, num_models: int) -> float:

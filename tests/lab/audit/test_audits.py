@@ -86,14 +86,6 @@ def test_a_token_without_a_probability_that_is_drawn_breaks_the_claim() -> None:
     assert sampler._chi_square("lost", [520, 480, 1], [0.52, 0.48, 0.0]).measured == math.inf
 
 
-def test_divergences_of_the_search() -> None:
-    p, q = np.array([[0.6, 0.4, 0.0], [0.5, 0.5, 0.0]]), np.array([[0.5, 0.5, 0.0], [1.0, 0, 0]])
-    assert search.renyi(p, q, 2.0).tolist() == [pytest.approx(math.log(1.04)), math.inf]
-    assert search.hockey_stick(p, q, 0.0).tolist() == [pytest.approx(0.1), 0.5]
-    near = search.renyi(q[:1] + [[1e-7, -1e-7, 0.0]], q[:1], 3.0)
-    assert near[0] == pytest.approx(3 / 2 * 4e-14, rel=1e-3)
-
-
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", "screening", "--seconds", "0.5", "--seed", "2"]) == 0
     printed = capsys.readouterr().out

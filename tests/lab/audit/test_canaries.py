@@ -21,7 +21,7 @@ from adapmixed_lab.audit.canaries import (
     planted,
     train,
 )
-from adapmixed_lab.audit.statistics import chi_square, chi_square_limit
+from adapmixed_lab.audit.search import chi_square, chi_square_limit
 from adapmixed_lab.audit.tokens import TINY
 
 BOX = ClippedMixing(0.8, 1.5, queries=1)

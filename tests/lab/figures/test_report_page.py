@@ -25,8 +25,7 @@ from adapmixed.data.builtin import held_out_documents
 from adapmixed.ensemble import read_manifest, write_manifest
 from adapmixed.evaluation import Diagnostics, Evaluation
 from adapmixed.evaluation.report import Curve, Report
-from adapmixed_lab.figures.figures import draw
-from adapmixed_lab.figures.html import render, write_page
+from adapmixed_lab.figures.html import draw, render, write_page
 
 
 def hostile_report() -> Report:

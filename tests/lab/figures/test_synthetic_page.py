@@ -92,21 +92,6 @@ def test_mauve_tells_distributions_apart(monkeypatch: pytest.MonkeyPatch) -> Non
     assert page_of.mauve_interval(one[: page_of.LEAST - 1], other) is None
 
 
-@pytest.mark.parametrize(
-    "text,records,longest",
-    [
-        ("a b c d", ["x b c y", "d a b"], 2),
-        ("a b c d", ["a b c d e"], 4),
-        ("a a a", ["a a b a a a"], 3),
-        ("", ["a"], 0),
-        ("a", [], 0),
-        ("c d a", ["a b c d"], 2),
-    ],
-)
-def test_shared_words(text: str, records: list[str], longest: int) -> None:
-    assert page_of.shared_words(text, records) == longest
-
-
 def test_the_page_escapes_texts_and_says_what_it_is(
     begun: tuple[Synthesis, Canaries], tmp_path: Path
 ) -> None:

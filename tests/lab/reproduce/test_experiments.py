@@ -21,14 +21,15 @@ from adapmixed.rng import SeededRandom
 from adapmixed_lab.cli import main
 from adapmixed_lab.commands.reproduce import Sources
 from adapmixed_lab.dp_sgd import AdapterGuarantee
-from adapmixed_lab.reproduce import dp_adapter, paper
-from adapmixed_lab.reproduce.dp_adapter import WHOLE_NAME, dp_line
+from adapmixed_lab.reproduce import measure, paper
 from adapmixed_lab.reproduce.figure2 import figure2, relative, settings_of, sizes, write_outputs
 from adapmixed_lab.reproduce.measure import (
     PER_MODEL,
     PUBLISHED,
     WHOLE,
+    WHOLE_NAME,
     Texts,
+    dp_line,
     merge,
 )
 from adapmixed_lab.reproduce.published import PaperRule
@@ -194,7 +195,7 @@ def test_the_lines_of_dp_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
     said = AdapterGuarantee(7.5, 1e-5, 1.0, 0.1, 10, 1.0, 16, "shard", None, "prv")
     whole = replace(said, epsilon=7.25, blocks_per_identifier=9)
     found = iter([(said, None), (whole, None)])
-    monkeypatch.setattr(dp_adapter, "read_dp_adapter", lambda folder: next(found))
+    monkeypatch.setattr(measure, "read_dp_adapter", lambda folder: next(found))
     lines = dict(dp_line(Path("dp")) for _ in range(2))
     given = replace(inputs(paper=True), references=lines)
     worse = FakeEnsemble(1, spread=3.0, max_positions=32)

@@ -20,13 +20,14 @@ from adapmixed.training.settings import FinetuneConfig
 from adapmixed.training.shards import create_key
 from adapmixed_lab.cli import main
 from adapmixed_lab.commands.reproduce import Sources
-from adapmixed_lab.reproduce.dp_adapter import (
+from adapmixed_lab.reproduce.measure import (
     BUILTIN_CONFIG,
+    POOL,
+    WHOLE,
     WHOLE_NAME,
     builtin_dp_adapter,
     dp_line,
 )
-from adapmixed_lab.reproduce.measure import POOL, WHOLE
 
 
 def result_of(folder: Path, name: str) -> dict[str, Any]:

@@ -1,11 +1,12 @@
-"""Confidence bounds cover as often as stated."""
+"""Divergences by hand; confidence bounds cover as often as stated."""
 
 import math
 
 import numpy as np
 import pytest
 
-from adapmixed_lab.audit.statistics import (
+from adapmixed_lab.audit import search
+from adapmixed_lab.audit.search import (
     chi_square,
     chi_square_limit,
     least_epsilon,
@@ -14,6 +15,14 @@ from adapmixed_lab.audit.statistics import (
     one_run_p_value,
     proportion,
 )
+
+
+def test_divergences_of_the_search() -> None:
+    p, q = np.array([[0.6, 0.4, 0.0], [0.5, 0.5, 0.0]]), np.array([[0.5, 0.5, 0.0], [1.0, 0, 0]])
+    assert search.renyi(p, q, 2.0).tolist() == [pytest.approx(math.log(1.04)), math.inf]
+    assert search.hockey_stick(p, q, 0.0).tolist() == [pytest.approx(0.1), 0.5]
+    near = search.renyi(q[:1] + [[1e-7, -1e-7, 0.0]], q[:1], 3.0)
+    assert near[0] == pytest.approx(3 / 2 * 4e-14, rel=1e-3)
 
 
 def test_clopper_pearson_against_binomial_tails() -> None:
