@@ -128,10 +128,7 @@ def test_tampered_files_are_refused(closed: Path, tmp_path: Path, name: str) -> 
 
 EARLIER: dict[str, tuple[Callable[[Path], None], str]] = {
     "first record deleted": (_edit("DELETE FROM record WHERE sequence = 1"), "record 1 is missing"),
-    "events altered": (
-        _edit("""UPDATE record SET text = '{"events":[]}' WHERE sequence = 2"""),
-        "record 2 was altered",
-    ),
+    "events altered": (_edit("UPDATE record SET text = '{}' WHERE sequence = 2"), "record 2 was a"),
     "hash altered": (_edit("UPDATE record SET hash = zeroblob(32) WHERE sequence = 1"), "record 1"),
     "lost page": (_lost_page, r"is damaged: [\s\S]*[Ff]reelist"),
 }
