@@ -120,8 +120,8 @@ def test_the_time_left_is_that_of_the_work_since_a_resumption(
 # --mechanism, and the command that lists its names and keys.
 
 
-def made(text: str, epsilon: float | None = None, queries: int = 100) -> Any:
-    return mechanism_of(text, delta=1e-5, epsilon=epsilon, queries=queries, way="zero_out")
+def made(text: str, epsilon: float | None = None, way: str = "zero_out") -> Any:
+    return mechanism_of(text, delta=1e-5, epsilon=epsilon, queries=100, way=way)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +151,12 @@ def test_a_budget_of_every_shard_has_no_plan() -> None:
     assert made("clipped-log-pool lower=-0.5 upper=1", 3.0) == ClippedLogPool(-0.5, 1.0)
     with pytest.raises(ValueError, match="epsilon must be None for PMixED, got 3.0"):
         made("pmixed epsilon=8", 3.0)  # always planned
+
+
+def test_the_mechanism_is_for_the_neighbours_that_are_asked_for() -> None:
+    assert made("pmixed epsilon=8 order=18", way="replace_one").adjacency == "replace_one"
+    with pytest.raises(ValueError, match="adjacency must be 'zero_out' for AdaPMixED"):
+        made("adapmixed", way="replace_one")
 
 
 @pytest.mark.parametrize(

@@ -192,10 +192,7 @@ def test_what_a_plan_does_not_pay_for(
     [
         ({"format_version": 1}, "format_version must be 2, got 1"),
         ({"mechanism": 5}, "mechanism must be a string, got 5"),
-        (
-            {"mechanism": "clipped-log-pool lower=0 upper=1"},
-            "queries of mechanism must be an integ",
-        ),
+        ({"mechanism": "clipped-log-pool lower=0 upper=1"}, "queries of mechanism must be an int"),
         ({"mechanism": "clipped-mixing lower=2 upper=3 queries=4"}, "lower"),
         ({"delta": 0.5}, "delta must be <= 0.1, got 0.5"),
     ],

@@ -105,7 +105,7 @@ def test_a_csv_file_has_rows(tmp_path: Path) -> None:
     (tmp_path / "b.CSV").write_text('user,text\nann,"one,\n""two"""\nbob,\n7,three\n')
     corpus = Corpus(str(tmp_path), id_column="user")
     assert pairs(corpus) == [("ann", 'one,\n"two"'), ("7", "three")]
-    assert corpus.description()["text_column"] == "text"
+    assert corpus.description()["text_column"] == "text" and Corpus(str(tmp_path)).positional
 
 
 @pytest.mark.slow
@@ -230,7 +230,7 @@ def test_a_hub_data_set_is_named_with_its_configuration_and_revision(
     monkeypatch.setattr("adapmixed.data.corpus._hub_rows", lambda *given: asked.append(given) or ())
     text = "hub:some/name" + f":{config}" * bool(config) + f"@{revision}" * bool(revision)
     corpus = Corpus(text)
-    assert list(corpus.documents()) == []
+    assert corpus.positional and list(corpus.documents()) == []
     assert asked == [("some/name", config, revision, "train")]
     described = {"source": "hub:some/name", "config": config, "revision": revision}
     assert described.items() <= corpus.description().items()

@@ -46,8 +46,7 @@ def test_killed_before_every_change_of_the_disk(tmp_path: Path) -> None:
         path = tmp_path / f"{number}.json"
         status = killed_before(lambda: answer(path, runs=1), number, CHANGES)  # noqa: B023
         assert status in (0, -signal.SIGKILL)
-        saved = max(number - 2, 0) // 5  # the lock's open; open, fsync, replace, open and fsync of
-        # the folder
+        saved = max(number - 2, 0) // 5  # lock's open; open, fsync, replace, folder's open, fsync
         if path.exists():
             assert max(saved, 1) - 1 <= windows_in(path) <= windows
         ensemble = FakeEnsemble()
@@ -169,6 +168,7 @@ CHANGED: dict[str, tuple[dict[str, Any], str]] = {
     "models": (dict(ensemble=FakeEnsemble(models=4)), "num_models is 4"),
     "files": (dict(ensemble=another(fingerprint="b" * 64)), "fingerprint is .b{64}., .* with null"),
     "beginning": (dict(ensemble=another(beginning=(0,))), r"beginning is \[0\]"),
+    "caveats": (dict(ensemble=another(unverified=("names",))), "unverified is .*names"),
     "dtype": (dict(ensemble=another(dtype=torch.bfloat16)), "dtype is .*bfloat16., .*float32"),
 }
 

@@ -284,7 +284,7 @@ def test_rows_that_are_no_logits_raise_shaped_or_not(bad: float, shape: dict[str
         PublicOnly().propose(rows()[0], nothing, rng=SeededRandom(0), **shape)
 
 
-@pytest.mark.parametrize("shape", [{"temperature": 0.7}, {"top_k": 5}], ids=str)
+@pytest.mark.parametrize("shape", [{}, {"temperature": 0.7}, {"top_k": 5}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("inner", MECHANISMS, ids=lambda m: m.name)
 def test_no_private_row_raises_once_rows_are_answerable(

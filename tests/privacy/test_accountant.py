@@ -488,15 +488,15 @@ def test_events_alone_are_kept_within_the_budget():
     assert accountant.limit == limit and accountant.queries == 3
     for other, words in (
         (event, "charge must keep every shard within its budget"),
-        (
-            IndividualCharge("renyi", 4.0, np.zeros((3, 1))),
-            "charge must keep .* got one of order 4.0",
-        ),
+        (IndividualCharge("renyi", 4.0, np.zeros((3, 1))), "must keep .* got one of order 4.0"),
         (IndividualCharge("zcdp", None, np.zeros((2, 1))), "num_models must be the same"),
     ):
         with pytest.raises(ValueError, match=words):
             accountant.add(other)
     assert accountant.queries == 3
+    unlimited = accountant.state() | {"settings": Accountant(DELTA).state()["settings"]}
+    with pytest.raises(AttributeError, match="epsilon"):  # there is none, not that of nothing
+        Accountant.from_state(unlimited).guarantee()
 
 
 @pytest.mark.parametrize("event", [*FAMILIES.values(), UnprotectedAnswer(1)])

@@ -77,9 +77,7 @@ def test_totals_are_read_back_in_every_bit(case: str, path: Path) -> None:
                 one.add(several)
             assert again.state() == whole.state() and ledger.charges == number + 1
             if case != "clipped":  # each distribution of losses takes a second
-                assert (
-                    repr(again.guarantee()) == repr(ledger.guarantee()) == repr(whole.guarantee())
-                )
+                assert len({repr(one.guarantee()) for one in (again, ledger, whole)}) == 1
                 assert again.breakdown() == whole.breakdown()
     reading = read_ledger(path)
     assert reading.charges == 5 and state(reading.account) == state(whole)
@@ -136,7 +134,7 @@ def test_bad_arguments_leave_no_files(path: Path) -> None:
             Accountant(**{"delta": DELTA, "path": path, name: value})
     for none in (path, path.parent):  # no file, a folder
         for look in (read_ledger, lambda none: Accountant(DELTA, path=none, create=False)):
-            with pytest.raises(LedgerWriteError, match=f"{none} (must be|could not be) "):
+            with pytest.raises(LedgerWriteError, match=f"{none} must be (an existing|the) file"):
                 look(none)
     assert not list(path.parent.iterdir())
 
@@ -232,7 +230,7 @@ def test_strange_names_and_links_lead_to_the_same_ledger(tmp_path: Path) -> None
         with pytest.raises(LedgerBusyError):
             Accountant(DELTA, path=path)
         other.hardlink_to(path)
-        with pytest.raises(LedgerWriteError, match="must be a file with one name alone"):
+        with pytest.raises(LedgerWriteError, match="must be an existing file with one name"):
             Accountant(DELTA, path=other)
 
 
@@ -369,7 +367,7 @@ def charge(path: Path, *events: Event, **settings: Any) -> Path:
         (OTHER, {"adjacency": "replace_one"}, COMPOSED),
         (POOL, {"delta": 1e-6}, f"at δ = 1.1e-05 {ADDED}"),
         (BOX, {}, f"at δ = 2e-05 {ADDED}"),
-        (SHARE, {"epsilon": 2.0}, f"at δ = 2e-05 {ADDED}"),
+        (SHARE, {"epsilon": 2.1}, f"at δ = 2e-05 {ADDED}"),
         (random_losses(1, 64), {}, "no ε, as a ledger has none that is fixed in advance."),
     ],
     ids=["one plan twice", "another", "neighbours", "δ", "another family", "budgets", "private"],
@@ -386,9 +384,9 @@ def test_what_adds_up(event: Event, settings: dict[str, Any], words: str, tmp_pa
     assert ("This is fixed only if the number of" in found.words) == ("no ε" not in words)
     plain, epsilon = sum(one.guarantee.epsilon or 0 for one in found.readings), found.stated.epsilon
     assert epsilon is None or first.stated.epsilon < epsilon <= np.nextafter(plain, 9)
+    assert event is not SHARE or epsilon == np.nextafter(plain, 9)  # the sum was rounded down
     if words == COMPOSED and isinstance(event, BoundedRangeAnswer):
-        plans = [BoundedRangeAnswer(one.scale, one.lower, one.upper, 64, one.budget or 0)
-                 for one in (POOL, event)]  # fmt: skip
+        plans = [replace(one, queries=one.budget or 0, budget=None) for one in (POOL, event)]
         assert epsilon == Accountant(1e-5).add(plans).get_epsilon(1e-5) < plain
 
 

@@ -7,6 +7,7 @@ output is for the operator only.
 from __future__ import annotations
 
 import argparse
+import json
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,8 +48,6 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         LedgerCorruptError: the ledger was altered, or it never had the expected digest.
     """
-    from json import loads as parse
-
     from adapmixed.errors import LedgerCorruptError
     from adapmixed.privacy import read_ledger
     from adapmixed.privacy.events import canonical
@@ -59,8 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     facts |= {"charges": reading.charges, "digest": reading.digest}
     if arguments.action == "export":
         for one in reading.records():
-            record = {"sequence": one.sequence, **parse(one.text), "hash": one.hash.hex()}
-            print(canonical(record if one.sequence else {"ledger": parse(one.text)}))
+            record = {"sequence": one.sequence, **json.loads(one.text), "hash": one.hash.hex()}
+            print(canonical(record if one.sequence else {"ledger": json.loads(one.text)}))
         return 0
     if arguments.action == "letter":
         print(_letter(reading, _ensemble(reading, arguments.ensemble)))

@@ -106,7 +106,7 @@ def evaluate(
             a window, at most every 10 seconds. The same call goes on from it after an interruption,
             which loses later answers. With a seed, the same memory limit and the same number of
             threads, the result equals that of an uninterrupted run in every bit. Without a seed the
-            rest is answered with new randomness.
+            rest is answered with new randomness. Weights of a model object are not compared.
         diagnostics: whether to add :class:`Diagnostics` of every mechanism, which are private.
         active: K ≥ 2, number of the public model's likeliest tokens about which members speak;
             None, or V and more, for all.

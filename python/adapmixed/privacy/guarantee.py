@@ -350,9 +350,9 @@ def parts_of(account: Account, delta: float, adjacency: str) -> Breakdown:
     if account.kind in ("none", "public"):
         cost = math.inf if account.kind == "none" else 0.0
         return Breakdown(cost, 0.0, 0.0, cost)
-    order = None
-    if account.method == "per-shard budget" and account.budget is not None:
-        total, order = account.budget.epsilon(delta, adjacency), account.budget.order
+    budget: Any = account.budget  # never None after a charge of individual costs
+    if account.method == "per-shard budget":
+        total = budget.epsilon(delta, adjacency)
     elif account.method == "pld":
         box = account.of(ClippedAnswer)[0]
         of = box.lower, box.upper, box.num_models, box.budget
@@ -361,7 +361,7 @@ def parts_of(account: Account, delta: float, adjacency: str) -> Breakdown:
         total = _bounded_range(account, delta, adjacency)
     else:
         return _renyi(account, delta, adjacency)
-    return Breakdown(total, 0.0, 0.0, total, order)
+    return Breakdown(total, 0.0, 0.0, total, getattr(budget, "order", None))
 
 
 def _bounded_range(account: Account, delta: float, adjacency: str) -> float:

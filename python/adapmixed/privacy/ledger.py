@@ -234,7 +234,7 @@ class Ledger:
             if create and not os.path.lexists(place):
                 _create(place, empty)
             if not os.path.isfile(place) or os.stat(place).st_nlink > 1:
-                raise LedgerWriteError(f"{place} must be a file with one name alone")
+                raise LedgerWriteError(f"{place} must be an existing file with one name alone")
             with translated(place):
                 self._connection = connected(place)
                 self._opened = os.stat(place)
@@ -440,7 +440,7 @@ def translated(path: str) -> Iterator[None]:
     except (ValueError, TypeError, RecursionError) as error:  # the content
         raise LedgerCorruptError(f"{path} is not an intact ledger: {error}") from error
     except sqlite3.Error as error:
-        primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+        primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):  # also after ENOLCK
             raise LedgerBusyError(
                 f"{path} is locked by another program, or its file system has no locks: {error}"
@@ -521,9 +521,10 @@ def _at_rest(path: str) -> tuple[int, ...] | None:
             if os.stat(f"{path}-wal").st_size:
                 return None
         found = os.stat(path)
+        if os.path.isdir(path):
+            raise IsADirectoryError(0, "it is a folder")
     except OSError as error:
-        reason = str(error.strerror).lower()
-        raise LedgerWriteError(f"{path} must be the file of a ledger: {reason}") from error
+        raise LedgerWriteError(f"{path} must be the file of a ledger: {error.strerror}") from error
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
