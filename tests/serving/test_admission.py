@@ -38,7 +38,7 @@ from adapmixed.files import sole_writer
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant, BoundedRangeAnswer, read_ledger
 from adapmixed.rng import SecureRandom
-from adapmixed.serving import admission, scheduler
+from adapmixed.serving import admission, answers
 from adapmixed.serving.admission import (
     Admission,
     Clients,
@@ -430,7 +430,7 @@ def test_two_requests_cannot_take_the_last_place(
     monkeypatch.setattr(clients, "admit", lambda *one: (time.sleep(0.05), admit(*one))[1])
     engine = StubEngine(batch=1)
     engine.go.clear()
-    monkeypatch.setattr(scheduler, "MOST_WAITING", 1)
+    monkeypatch.setattr(answers, "MOST_WAITING", 1)
     with served(engine, clients=clients) as server, ThreadPoolExecutor(6) as pool:
         with listening(server.app) as port:
             asked = [pool.submit(asks, port, ASK, **headers)]

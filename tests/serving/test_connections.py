@@ -48,7 +48,7 @@ def test_a_client_that_leaves(stream: bool, reset: bool, tmp_path: Path) -> None
         if reset:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         connection.close()
-        until(lambda: all(run.answer.cancelled for run in server.scheduler._running.values()))
+        until(lambda: all(one.cancelled for one in server.scheduler._running.values()))
         engine.go.set()
         assert server.settled(1.0)
         until(lambda: used(clients, alice) == engine.released)
@@ -64,7 +64,7 @@ def test_a_client_that_leaves_the_queue() -> None:
             connections.append(opened(port, ASK | {"stream": True}))
             until(lambda n=count: server.scheduler.running + server.scheduler.waiting == n)
         connections[2].close()
-        until(lambda: any(run.answer.cancelled for run in server.scheduler._waiting))
+        until(lambda: any(one.cancelled for one in server.scheduler._waiting.values()))
         engine.go.set()
         for connection in connections[:2]:
             with connection, connection.makefile("rb") as file:

@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from adapmixed.errors import BudgetSpentError, LedgerError
 from adapmixed.serving.admission import ANYONE, Admission, Key, Reservation
-from adapmixed.serving.answers import Reply
+from adapmixed.serving.answers import Reply, Scheduler
 from adapmixed.serving.engine import Engine
 from adapmixed.serving.errors import (
     RequestError,
@@ -32,7 +32,6 @@ from adapmixed.serving.errors import (
 )
 from adapmixed.serving.fields import Query, ServedModel, parsed, query_of
 from adapmixed.serving.metrics import Metrics
-from adapmixed.serving.scheduler import Scheduler
 
 MAX_BODY = 1 << 20
 """Largest body of a request, in bytes."""
@@ -67,7 +66,7 @@ class Service:
         self, engine: Engine, model: ServedModel, admission: Admission, *, then_public: bool = False
     ) -> None:
         self.admission, self._model, self._then_public = admission, model, then_public
-        self.scheduler = Scheduler(engine, model)
+        self.scheduler = Scheduler(engine)
         self.metrics = Metrics(self.scheduler, admission)
         self._created = int(time.time())
         self._readers, self._unread = asyncio.Semaphore(READERS), 0
@@ -162,7 +161,7 @@ class Service:
             self.scheduler.check_room(len(query.prompts))
             query, reservation = await asyncio.to_thread(self._reserved, query, key)
             try:
-                answer = Reply(query, reservation, self.metrics, self._model.name)
+                answer = Reply(query, reservation, self.metrics, self._model)
                 self.scheduler.submit(answer)
             except BaseException:
                 reservation.close()
