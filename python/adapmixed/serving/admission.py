@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from adapmixed.files import sole_writer, write_file
 from adapmixed.limits import check_optional_queries
 from adapmixed.privacy import Accountant
-from adapmixed.privacy.ledger import WRITING, connected, looked_up, translated
+from adapmixed.privacy.ledger import WRITING, connected, translated
 from adapmixed.serving.errors import RequestError, spent
 
 if TYPE_CHECKING:
@@ -152,32 +152,40 @@ def _write(path: str | os.PathLike[str], keys: Sequence[Key]) -> None:
 class Clients:
     """The keys of a server in use, their rates, and the tokens that they have used.
 
-    Any thread may call every method, but one at a time `check_rate`. Those that count tokens raise
-    LedgerError if the database is damaged, or cannot be read or written.
+    Any thread may call every method, but one at a time `find` and `check_rate`. Those that count
+    tokens raise LedgerError if the database is damaged, or cannot be read or written.
 
     Args:
-        keys: keys with different names.
+        file: the file of keys.
         ledger: path of the ledger whose database counts used tokens by the name of a key.
 
-    Attributes:
-        keys: those that are let in from now on; answers that run already go on. A key that stays as
-            it was keeps its rate.
+    Raises:
+        ValueError, OSError: as `read_keys`.
     """
 
-    def __init__(self, keys: Sequence[Key], ledger: str | os.PathLike[str]) -> None:
-        if not keys:
-            raise ValueError("keys must hold at least one key, got none")
-        self.keys, self._path = keys, os.path.realpath(ledger)
+    def __init__(self, file: str | os.PathLike[str], ledger: str | os.PathLike[str]) -> None:
+        self._file, self._seen = file, _state(file)
+        self._keys, self._path = read_keys(file), os.path.realpath(ledger)
         self._rates: dict[Key, tuple[float, float]] = {}  # requests left, and when
         with translated(self._path):
             self._database = connected(self._path)
 
     def find(self, authorization: str | None) -> Key | None:
-        """Return the key that a header belongs to, in the same time for every key; or None."""
+        """Return the key that a header belongs to, in the same time for every key; or None.
+
+        The file is read again once it has changed. If it is bad then, the old keys stay. Answers
+        that run go on, and a key that stays as it was keeps its rate.
+        """
+        if (state := _state(self._file)) != self._seen:
+            self._seen = state
+            try:
+                self._keys = read_keys(self._file)
+            except (ValueError, OSError) as error:
+                _LOG.error("the old keys stay: %s", error)
         scheme, _, secret = (authorization or "").partition(" ")
         digest = hashlib.sha256(secret.strip().encode("utf-8", "surrogateescape")).hexdigest()
         found = None
-        for key in self.keys:
+        for key in self._keys:
             if hmac.compare_digest(digest, key.sha256):
                 found = key
         return found if scheme.lower() == "bearer" else None
@@ -221,7 +229,10 @@ class Clients:
         with WRITING, translated(self._path):
             counted = self._database.execute(add, (key.name, tokens, key.tokens)).rowcount
         if counted != 1:
-            left = max(0, (key.tokens or 0) - read_usage(self._path).get(key.name, 0))
+            with translated(self._path):
+                look = "SELECT tokens FROM used WHERE name = ?"
+                (used,) = self._database.execute(look, (key.name,)).fetchone() or (0,)
+            left = max(0, (key.tokens or 0) - used)
             raise spent(
                 f"this key does not pay for max_tokens of every prompt: it has {left} tokens left"
             )
@@ -237,13 +248,13 @@ class Clients:
         self._database.close()
 
 
-def read_usage(ledger: str | os.PathLike[str]) -> dict[str, int]:
-    """Return the tokens that each key has used; a server may write the ledger meanwhile.
-
-    Raises:
-        LedgerError: as `Clients`.
-    """
-    return looked_up(ledger, lambda found: dict(found.execute("SELECT name, tokens FROM used")))
+def _state(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
+    """Return what differs if a file was replaced or changed; None if it cannot be found."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class Admission:
