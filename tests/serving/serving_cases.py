@@ -24,10 +24,9 @@ from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.ledger import looked_up
 from adapmixed.serving.admission import Admission, Clients, Key, _write, add_key, read_keys
-from adapmixed.serving.app import Service
+from adapmixed.serving.app import Listener, Service, bound
 from adapmixed.serving.batch import BatchEngine
 from adapmixed.serving.fields import ServedModel
-from adapmixed.serving.listener import Listener, bound
 
 MODEL = "demo"
 IN_VLLM = pytest.mark.skipif(

@@ -34,8 +34,8 @@ from stub_engine import TEXT, StubEngine
 from adapmixed.errors import LedgerWriteError
 from adapmixed.serving import answers
 from adapmixed.serving.admission import Key, add_key
+from adapmixed.serving.app import bound
 from adapmixed.serving.fields import prompts_of
-from adapmixed.serving.listener import bound
 from adapmixed.serving.metrics import Metrics
 
 

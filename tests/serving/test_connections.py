@@ -29,7 +29,7 @@ from serving_cases import (
 )
 from stub_engine import StubEngine
 
-from adapmixed.serving import app, listener
+from adapmixed.serving import app
 from adapmixed.serving.fields import REFUSED, SERVED
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -74,7 +74,7 @@ def test_a_client_that_leaves_the_queue() -> None:
 
 def test_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer ends, and others do not wait for it."""
-    monkeypatch.setattr(listener, "SEND_SECONDS", 0.3)
+    monkeypatch.setattr(app, "SEND_SECONDS", 0.3)
     engine, small = StubEngine(window=10**6, queries=10**6), {"send_buffer": 4096}
     with served(engine, max_tokens=10**5) as server, listening(server.app, **small) as port:
         stuck = socket.socket()
@@ -110,7 +110,7 @@ MALFORMED = (
 
 
 def test_malformed_http(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(listener, "LAST_SECONDS", 1)
+    monkeypatch.setattr(app, "LAST_SECONDS", 1)
     with served() as server, listening(server.app) as port:
         for sent in MALFORMED:
             with socket.create_connection(("127.0.0.1", port)) as connection:

@@ -140,10 +140,9 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     from adapmixed.privacy import Accountant
     from adapmixed.ranks import ALONE
     from adapmixed.serving.admission import Admission, Clients, read_keys
-    from adapmixed.serving.app import Service
+    from adapmixed.serving.app import Listener, Service, bound, raise_file_limit, url_of
     from adapmixed.serving.batch import BatchEngine
     from adapmixed.serving.fields import ServedModel
-    from adapmixed.serving.listener import Listener, bound, raise_file_limit, url_of
     from adapmixed.serving.metrics import LOOPBACK
 
     raise_file_limit()
