@@ -27,7 +27,6 @@ from adapmixed.commands.options import (
     mechanism_of,
     option,
     progress_bar,
-    quiet_libraries,
     random_source,
     take_plan,
 )
@@ -80,7 +79,6 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
         check_output("--json", arguments.json)
         check_output("--report", arguments.report, folder=True)
     page = laboratory("figures.html") if arguments.report and ranks.is_main else None
-    quiet_libraries()
     from adapmixed.evaluation import evaluate, plan_runs
     from adapmixed.evaluation.report import Report, environment
     from adapmixed.text import read_text, token_stream

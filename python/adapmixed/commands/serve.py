@@ -29,7 +29,6 @@ from adapmixed.commands.options import (
     load_ensemble,
     mechanism_for,
     option,
-    quiet_libraries,
     take_plan,
 )
 from adapmixed.limits import check_count
@@ -157,7 +156,6 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
             f"--when-spent public needs queries= in --mechanism, got {mechanism}: only a plan can "
             "be spent"
         )
-    quiet_libraries()
     print(f"Loading {arguments.ensemble} ...", file=sys.stderr, flush=True)
     ensemble = load_ensemble(arguments, ALONE)
     of = mechanism, ensemble.num_models, Origin.of(ensemble, arguments.active)
