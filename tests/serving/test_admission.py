@@ -11,6 +11,7 @@ from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -41,13 +42,13 @@ from adapmixed.serving.admission import (
     Admission,
     Clients,
     Key,
-    Reservation,
     add_key,
     read_keys,
     remove_key,
 )
 from adapmixed.serving.engine import Prompt
 from adapmixed.serving.errors import RequestError
+from adapmixed.serving.metrics import Metrics
 
 A, B = "0" * 64, "1" * 64
 
@@ -220,9 +221,8 @@ def test_a_share_of_the_budget(tmp_path: Path, share: dict[str, int]) -> None:
         if share:
             answer = client.post(COMPLETIONS, json=two | {"max_tokens": 20})
             assert "34 tokens left" in check_error(answer.json(), 429)["message"]
-        closed_twice = server.admission.reserve(4, alice)
-        closed_twice.close()
-        closed_twice.close()
+        server.admission.reserve(4, alice)
+        server.admission.free(4, "alice")
         assert server.admission.reserved == 0 and server.engine.clients == {"alice"}
     clients.close()
     assert usage(tmp_path / "usage") == {"alice": 6}
@@ -242,7 +242,7 @@ def test_usage_after_a_kill(tmp_path: Path) -> None:
                 clients._database.execute("UPDATE used SET tokens = 0")
             else:
                 clients.admit(key, 9)
-                clients.give_back(key, 2)
+                clients.give_back("a", 2)
             os.kill(os.getpid(), signal.SIGKILL)
 
         assert ended(work) == -signal.SIGKILL
@@ -304,7 +304,8 @@ def test_tokens_are_reserved_until_they_are_charged_or_given_back() -> None:
             with pytest.raises(RequestError, match="reserved too many"):
                 admission.reserve(201)
             assert asked(201) == (503, "reserved") and asked(1001) == (429, "insufficient_quota")
-            admission.reserve(200).close()
+            admission.reserve(200)
+            admission.free(200, "")
             engine.go.set()
             until(lambda: engine.released >= 10)
             engine.go.clear()
@@ -365,6 +366,18 @@ def test_a_prompt_that_cannot_be_decoded_reserves_nothing(tmp_path: Path) -> Non
         assert used(clients, alice) == 0
 
 
+def test_a_fault_after_the_last_token_frees_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer has ended and is still in the batch when the engine's thread ends."""
+    monkeypatch.setattr(Metrics, "released", Mock(side_effect=[None, None, RuntimeError]))
+    clients, alice, headers = a_client(tmp_path, tokens=100)
+    with served(StubEngine("ab", queries=100, ends=True), clients=clients) as server:
+        assert server.client(headers=headers).post(COMPLETIONS, json=ASK).status_code == 503
+        assert server.settled() and server.scheduler.failed
+        assert used(clients, alice) == 3 and server.admission.left == 97
+
+
 def test_a_key_loses_nothing_if_the_server_stops_before_its_answer(tmp_path: Path) -> None:
     clients, alice, headers = a_client(tmp_path, tokens=100)
     with served(StubEngine(queries=100), clients=clients) as server:
@@ -387,20 +400,20 @@ def test_free_answers_are_not_spent_while_others_run() -> None:
     accountant.bind(mechanism, 3)
     admission = Admission(accountant, mechanism)
 
-    def token(reservation: Reservation) -> None:
+    def token() -> None:
         ticket = mechanism.propose(public.repeat(3, 1, 1), public, rng=SecureRandom())
         accountant.charge(ticket)
         ticket.release()
-        reservation.charged()
+        admission.charged()
 
-    goes_on = admission.reserve(40)
+    admission.reserve(40)
     for _ in range(23):
-        token(goes_on)
-        short = admission.reserve(10)
+        token()
+        admission.reserve(10)
         for _ in range(10):
-            token(short)
-        short.close()
-    assert accountant.planned == 0 and admission.reserve(0) and admission.left == 100 - 17
+            token()
+    admission.reserve(0)
+    assert accountant.planned == 0 and admission.left == 100 - 17
 
 
 def test_two_requests_cannot_take_the_last_place(

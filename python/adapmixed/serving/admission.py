@@ -237,11 +237,11 @@ class Clients:
                 f"this key does not pay for max_tokens of every prompt: it has {left} tokens left"
             )
 
-    def give_back(self, key: Key, tokens: int) -> None:
-        """Count tokens of an admission as unused. Each admission gives back once."""
+    def give_back(self, name: str, tokens: int) -> None:
+        """Count tokens of an admission as unused, for the key with a name."""
         take = "UPDATE used SET tokens = max(0, tokens - ?) WHERE name = ?"
         with WRITING, translated(self._path):
-            self._database.execute(take, (tokens, key.name))
+            self._database.execute(take, (tokens, name))
 
     def close(self) -> None:
         """Close the database. To close twice is allowed."""
@@ -268,6 +268,10 @@ class Admission:
         accountant: charged by the engine alone, and bound to the mechanism.
         mechanism: how queries are answered.
         clients: the keys; None if callers of this machine need none.
+
+    Attributes:
+        clients: as given.
+        reserved: number of tokens of the plan that are reserved and not yet charged.
     """
 
     def __init__(
@@ -275,11 +279,11 @@ class Admission:
     ) -> None:
         self._accountant, self._mechanism, self.clients = accountant, mechanism, clients
         self._lock = threading.Lock()
-        self._reserved = 0
+        self.reserved = 0
         self._spent = accountant.planned
 
-    def reserve(self, tokens: int, key: Key = ANYONE) -> Reservation:
-        """Reserve tokens of the plan, and count them for a key.
+    def reserve(self, tokens: int, key: Key = ANYONE) -> None:
+        """Reserve tokens of the plan, and count them for a key, until each is charged or freed.
 
         Args:
             tokens: largest number of tokens of all answers to one query.
@@ -296,69 +300,45 @@ class Admission:
                 self.clients.check_rate(key)
             # Public answers cost nothing; a step may be charged before its tokens are freed.
             charged = self._accountant.planned
-            self._spent = min(self._spent, charged) if self._reserved else charged
+            self._spent = min(self._spent, charged) if self.reserved else charged
             self._accountant.check_left(self._mechanism, tokens, self._spent)
             planned = self._mechanism.planned_queries
-            if planned is not None and self._spent + self._reserved + tokens > planned:
+            if planned is not None and self._spent + self.reserved + tokens > planned:
                 raise RequestError(503, _RESERVED, "reserved", headers={"retry-after": "5"})
-            self._reserved += tokens
-        reservation = Reservation(self, tokens)
+            self.reserved += tokens
         if self.clients is not None:
             try:
                 self.clients.admit(key, tokens)
             except BaseException:
-                reservation.close()
+                with self._lock:
+                    self.reserved -= tokens
                 raise
-            reservation.key = key
-        return reservation
 
-    @property
-    def reserved(self) -> int:
-        """Number of tokens that are reserved and not yet charged."""
-        return self._reserved
+    def charged(self) -> None:
+        """Count a token as spent, no longer as reserved."""
+        with self._lock:
+            self.reserved -= 1
+            self._spent += 1
+
+    def free(self, tokens: int, client: str) -> None:
+        """Free tokens that were reserved for a client and not charged. None is freed twice."""
+        with self._lock:
+            self.reserved -= tokens
+        if self.clients is not None and tokens:
+            try:
+                self.clients.give_back(client, tokens)
+            except Exception as error:  # the key keeps them counted
+                name = type(error).__name__
+                _LOG.error("tokens of a key could not be given back: %s", name)
 
     @property
     def left(self) -> int | None:
         """Number of tokens of the plan that are neither charged nor reserved; None without one."""
         with self._lock:
-            return None if (left := self.unspent) is None else left - self._reserved
+            return None if (left := self.unspent) is None else left - self.reserved
 
     @property
     def unspent(self) -> int | None:
         """Number of tokens of the plan that are not charged; None without a plan."""
         planned = self._mechanism.planned_queries
         return None if planned is None else max(0, planned - self._spent)
-
-
-class Reservation:
-    """Tokens that one query has reserved. Any thread may call every method.
-
-    Attributes:
-        key: gets back what is not used; None if it was counted for no key.
-    """
-
-    def __init__(self, admission: Admission, tokens: int) -> None:
-        self._admission, self._left = admission, tokens
-        self.key: Key | None = None
-
-    def charged(self) -> None:
-        """Count a token as spent, no longer as reserved."""
-        self._free(1, spent=1)
-
-    def close(self) -> None:
-        """Free what was not charged. To close twice is allowed."""
-        unused = self._free(self._left)
-        if self.key is not None and self._admission.clients is not None and unused:
-            try:
-                self._admission.clients.give_back(self.key, unused)
-            except Exception as error:  # the key keeps them counted
-                name = type(error).__name__
-                _LOG.error("tokens of a key could not be given back: %s", name)
-
-    def _free(self, tokens: int, spent: int = 0) -> int:
-        with self._admission._lock:
-            freed = min(tokens, self._left)
-            self._left -= freed
-            self._admission._reserved -= freed
-            self._admission._spent += spent
-        return freed

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from adapmixed.errors import LedgerError
-from adapmixed.serving.admission import Reservation
+from adapmixed.serving.admission import Admission
 from adapmixed.serving.engine import MOST_WAITING, Engine, Prompt
 from adapmixed.serving.errors import (
     RequestError,
@@ -49,7 +49,7 @@ class Reply:
 
     Args:
         query: the request, which says whether the public model answers it alone.
-        reservation: its tokens, which are free again once all prompts are answered.
+        admission: has reserved its tokens. What is left of them is free after the last token.
         metrics: the operator's figures.
         model: the served model.
 
@@ -59,16 +59,16 @@ class Reply:
     """
 
     def __init__(
-        self, query: Query, reservation: Reservation, metrics: Metrics, model: ServedModel
+        self, query: Query, admission: Admission, metrics: Metrics, model: ServedModel
     ) -> None:
-        self.query, self._reservation, self._metrics = query, reservation, metrics
+        self.query, self._admission, self._metrics = query, admission, metrics
         ends = query.stop, model.end_tokens | query.stop_tokens
         self._texts = {
             prompt: AnswerText(model.tokenizer, prompt.tokens, *ends, prompt.max_tokens)
             for prompt in query.prompts
         }
         self._indices = {prompt: index for index, prompt in enumerate(query.prompts)}
-        self.cancelled, self._released = False, 0
+        self.cancelled, self._released, self._reserved = False, 0, query.tokens
         self._begun, self._last = time.monotonic(), dict[Prompt, float]()
         self._loop = asyncio.get_running_loop()
         # The index of a prompt, text, and "stop" or "length" at its end; None: the engine stopped.
@@ -86,7 +86,8 @@ class Reply:
     def add(self, prompt: Prompt, token: int) -> bool:
         """Take a token that was released; return whether it ends the answer to its prompt."""
         if not prompt.public:
-            self._reservation.charged()
+            self._admission.charged()
+            self._reserved -= 1
         self._released += 1
         text, finish = self._texts[prompt].add(token)
         if finish is not None:  # a client that sees it may ask for what is free again
@@ -100,16 +101,20 @@ class Reply:
         return finish is not None
 
     def end(self, prompt: Prompt) -> None:
-        """Take no more tokens for a prompt; free the rest of the tokens after the last one."""
+        """Take no more tokens for a prompt."""
         del self._texts[prompt]
         if not self._texts:
-            self._reservation.close()
+            self._free()
 
     def stopped(self) -> None:
         """Take no more tokens, because the engine has stopped."""
-        self._reservation.close()
+        self._free()
         if not self.cancelled:
             self._deliver(None)
+
+    def _free(self) -> None:
+        unused, self._reserved = self._reserved, 0
+        self._admission.free(unused, self.query.prompts[0].client)
 
     def _deliver(self, piece: tuple[int, str, str | None] | None) -> None:
         with suppress(RuntimeError):  # the event loop has ended, so nobody waits for this piece
@@ -279,7 +284,7 @@ class Scheduler:
         stopped.
 
         Raises:
-            RequestError: 503: no more queries are taken. The reservation is still open.
+            RequestError: 503: no more queries are taken. The tokens are still reserved.
         """
         with self._changed:
             if self.stopped:

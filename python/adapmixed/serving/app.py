@@ -30,7 +30,7 @@ from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from adapmixed.errors import BudgetSpentError, LedgerError
-from adapmixed.serving.admission import ANYONE, Admission, Key, Reservation
+from adapmixed.serving.admission import ANYONE, Admission, Key
 from adapmixed.serving.answers import Reply, Scheduler
 from adapmixed.serving.engine import Engine
 from adapmixed.serving.errors import (
@@ -184,22 +184,23 @@ class Service:
         """
         async with self._turn:
             self.scheduler.check_room(len(query.prompts))
-            query, reservation = await asyncio.to_thread(self._reserved, query, key)
+            query = await asyncio.to_thread(self._reserved, query, key)
             try:
-                answer = Reply(query, reservation, self.metrics, self._model)
+                answer = Reply(query, self.admission, self.metrics, self._model)
                 self.scheduler.submit(answer)
             except BaseException:
-                reservation.close()
+                self.admission.free(query.tokens, key.name)
                 raise
         return answer
 
-    def _reserved(self, query: Query, key: Key) -> tuple[Query, Reservation]:
-        """Return a query that can be paid for, with its tokens."""
+    def _reserved(self, query: Query, key: Key) -> Query:
+        """Return a query that can be paid for, and whose tokens are reserved."""
         try:
-            return query, self.admission.reserve(query.tokens, key)
+            self.admission.reserve(query.tokens, key)
+            return query
         except BudgetSpentError:
             if self._then_public:
-                return query.of_public(), Reservation(self.admission, 0)
+                return query.of_public()
         except LedgerError:  # no later answer could be counted either
             self.scheduler.fail("the tokens of a key could not be counted durably")
             raise stopping() from None

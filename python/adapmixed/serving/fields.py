@@ -198,8 +198,8 @@ class Query:
 
     @property
     def tokens(self) -> int:
-        """The largest number of tokens of all answers together."""
-        return sum(prompt.max_tokens for prompt in self.prompts)
+        """The largest number of private tokens of all answers together."""
+        return sum(prompt.max_tokens for prompt in self.prompts if not prompt.public)
 
     @property
     def public(self) -> bool:
