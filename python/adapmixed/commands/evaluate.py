@@ -12,7 +12,7 @@ import shlex
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from adapmixed.commands.options import (
     BASELINES,
@@ -107,7 +107,19 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
     close()
     if not ranks.is_main:
         return 0
-    config = _config(arguments, asked, total, ensemble)
+    names = "delta adjacency epsilon block stride runs active device dtype"
+    config: dict[str, object] = {
+        "command": "evaluate",
+        "base": str(arguments.base),
+        "ensemble": str(arguments.ensemble),
+        "num_models": ensemble.num_models,
+        "ranks": ranks.world,
+        "mechanisms": {name: repr(one) for name, one in asked.items()},
+        "randomness": "system" if arguments.seed is None else f"seeded ({arguments.seed})",
+        "text": str(arguments.text),
+        "queries": total,
+        **{name: getattr(arguments, name) for name in names.split()},
+    }
     report = Report(found, config, environment(), validation=losses)
     print(f"{CHOOSING}\n\n{report.text()}")
     if arguments.seed is not None:
@@ -149,24 +161,6 @@ def _mechanisms(arguments: argparse.Namespace, queries: int) -> dict[str, Mechan
             raise ValueError(f"--mechanism must not be repeated, got {label!r} twice")
         found[label] = one
     return found
-
-
-def _config(
-    arguments: argparse.Namespace, asked: dict[str, Mechanism], queries: int, ensemble: Any
-) -> dict[str, object]:
-    names = "delta adjacency epsilon block stride runs active device dtype"
-    return {
-        "command": "evaluate",
-        "base": str(arguments.base),
-        "ensemble": str(arguments.ensemble),
-        "num_models": ensemble.num_models,
-        "ranks": ensemble.ranks.world,
-        "mechanisms": {name: repr(one) for name, one in asked.items()},
-        "randomness": "system" if arguments.seed is None else f"seeded ({arguments.seed})",
-        "text": str(arguments.text),
-        "queries": queries,
-        **{name: getattr(arguments, name) for name in names.split()},
-    }
 
 
 def validation_losses(folder: Path) -> list[dict[str, object]]:
