@@ -90,6 +90,8 @@ def run_command(
     parsed, unknown = parser.parse_known_args(typed)
     if unknown:
         parser.error(unknown_options(unknown))
+    if not sys.stderr.isatty():  # also of transformers, which is not imported yet
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         with _logging(parsed.verbose):
             status = run(parsed)

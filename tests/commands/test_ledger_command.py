@@ -23,7 +23,7 @@ from adapmixed.mechanisms import Origin
 from adapmixed.privacy import Accountant, read_ledger
 from adapmixed.privacy.ledger import register_of, together
 from adapmixed.rng import SecureRandom
-from adapmixed.serving.listener import Listener
+from adapmixed.serving.app import Listener
 
 POOL = "clipped-log-pool lower=-0.25 upper=1 scale=2"
 

@@ -22,11 +22,11 @@ from stub_engine import END, VOCAB, ByteTokenizer, StubEngine
 from adapmixed.ensemble import Ensemble
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant
-from adapmixed.serving.admission import Admission, Clients, Key, add_key, read_keys, read_usage
-from adapmixed.serving.app import Service
+from adapmixed.privacy.ledger import looked_up
+from adapmixed.serving.admission import Admission, Clients, Key, _write, add_key, read_keys
+from adapmixed.serving.app import Listener, Service, bound
 from adapmixed.serving.batch import BatchEngine
 from adapmixed.serving.fields import ServedModel
-from adapmixed.serving.listener import Listener, bound
 
 MODEL = "demo"
 IN_VLLM = pytest.mark.skipif(
@@ -43,9 +43,11 @@ CHAT: dict[str, Any] = {
 
 
 def clients_of(folder: Path, *keys: Key) -> Clients:
-    """Return the clients of `keys.json`, or with these keys, of a new ledger."""
+    """Return the clients of `keys.json`, in which these keys are written, of a new ledger."""
+    if keys:
+        _write(folder / "keys.json", keys)
     Accountant(1e-5, path=folder / "usage").close()
-    return Clients(keys or read_keys(folder / "keys.json"), folder / "usage")
+    return Clients(folder / "keys.json", folder / "usage")
 
 
 def a_client(folder: Path, **key: int) -> tuple[Clients, Key, dict[str, str]]:
@@ -55,9 +57,14 @@ def a_client(folder: Path, **key: int) -> tuple[Clients, Key, dict[str, str]]:
     return clients, alice, {"authorization": f"Bearer {secret}"}
 
 
+def usage(ledger: Path | str) -> dict[str, int]:
+    """Return the tokens that each key has used."""
+    return looked_up(ledger, lambda found: dict(found.execute("SELECT name, tokens FROM used")))
+
+
 def used(clients: Clients, key: Key) -> int:
     """Return the tokens that a key has used."""
-    return read_usage(clients._path).get(key.name, 0)
+    return usage(clients._path).get(key.name, 0)
 
 
 @dataclass

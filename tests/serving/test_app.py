@@ -32,10 +32,10 @@ from serving_cases import (
 from stub_engine import TEXT, StubEngine
 
 from adapmixed.errors import LedgerWriteError
-from adapmixed.serving import scheduler
+from adapmixed.serving import answers
 from adapmixed.serving.admission import Key, add_key
+from adapmixed.serving.app import bound
 from adapmixed.serving.fields import prompts_of
-from adapmixed.serving.listener import bound
 from adapmixed.serving.metrics import Metrics
 
 
@@ -173,7 +173,7 @@ def test_the_order_of_checks(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> 
     poor = add_key(file, "poor", tokens=10)
     engine = StubEngine(queries=20)
     clients = clients_of(tmp_path)
-    monkeypatch.setattr(scheduler, "MOST_WAITING", 2)
+    monkeypatch.setattr(answers, "MOST_WAITING", 2)
     with served(engine, clients=clients) as server:
         engine.go.clear()
         client = server.client()

@@ -22,12 +22,12 @@ from pathlib import Path
 import pytest
 from head_ensembles import BASE, write_ensemble
 from processes import forked, status_of
-from serving_cases import ENGINES, MODEL, answering, listening, opened
+from serving_cases import ENGINES, MODEL, answering, listening, opened, usage
 
 from adapmixed.ensemble import Ensemble
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant, read_ledger
-from adapmixed.serving.admission import Clients, add_key, read_keys, read_usage
+from adapmixed.serving.admission import Clients, add_key
 
 STREAMS = 4
 ROUNDS = 10  # kills of one ledger, unless its plan is spent before
@@ -43,7 +43,7 @@ ASKED = {"model": MODEL, "prompt": "The", "stream": True}
 def serve(name: str, ensemble: Ensemble, ledger: Path, keys: Path, told: int) -> None:
     """Serve in this process until it is killed; write the port to `told` once it listens."""
     with Accountant(1e-5, path=ledger) as accountant:
-        clients = Clients(read_keys(keys), ledger)
+        clients = Clients(keys, ledger)
         with answering(name, BASE, ensemble, POOL, accountant, clients=clients) as server:
             with listening(server.app) as port:
                 os.write(told, b"%d" % port)
@@ -86,7 +86,7 @@ def check(ledger: Path, counted: int) -> None:
     if not ledger.exists():
         assert counted == 0, f"{counted} tokens without a ledger"
         return
-    charged, used = read_ledger(ledger).account.queries, read_usage(ledger)
+    charged, used = read_ledger(ledger).account.queries, usage(ledger)
     assert counted <= charged <= PLAN and used.get(NAME, 0) >= counted
 
 

@@ -102,7 +102,7 @@ def test_a_batch_is_spent_before_its_first_token(
         if written > 1:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("adapmixed.synthesis.journal.os.fsync", flushed)
+    monkeypatch.setattr("adapmixed.synthesis.run.os.fsync", flushed)
     with pytest.raises(OSError, match="No space left.*journal.jsonl"):
         dict(found)
     assert not dict(found)

@@ -19,7 +19,7 @@ from adapmixed.ensemble import Ensemble, read_manifest
 from adapmixed.ranks import Rank, Ranks
 from adapmixed.text import Document
 from adapmixed.training import TrainingRun, assign_shards, train_ensemble
-from adapmixed.training.run import Progress
+from adapmixed.training.run import progress
 from adapmixed.training.shards import by_table, enrol, spool
 
 HEAD = replace(CONFIG, target_modules=("lm_head",), epochs=1)
@@ -273,10 +273,10 @@ def test_time_left_counts_steps_and_not_members(
     lines: list[str] = []
     steps = {number: HEAD.expected_steps(size) for number, size in enumerate((0, 128 * 9, 128))}
     assert steps == {0: 0, 1: 9, 2: 1}
-    progress = Progress(steps, lines.append)
-    for shard in range(3):
-        progress.finished(shard, folders / "old" / f"member-{shard:03d}")
-        now += 90 * 60
+    with progress(steps, lines.append) as finished:
+        for shard in range(3):
+            finished(shard, folders / "old" / f"member-{shard:03d}")
+            now += 90 * 60
     assert lines == [
         "member-000: finished (1 of 3)",
         "member-001: finished (2 of 3, 10:00 left)",

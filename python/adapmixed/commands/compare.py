@@ -23,7 +23,6 @@ from adapmixed.commands.options import (
     check_alone,
     load_ensemble,
     mechanism_for,
-    quiet_libraries,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the continuations of every prompt in three columns."""
     mechanism = mechanism_for(arguments, max(arguments.max_new_tokens, 1))
     check_alone("compare")
-    quiet_libraries()
     from adapmixed.evaluation.report import aligned
     from adapmixed.generation import PrivateGenerator
     from adapmixed.mechanisms import PublicOnly, Unprotected

@@ -21,7 +21,6 @@ from adapmixed.commands.options import (
     laboratory,
     option,
     progress_bar,
-    quiet_libraries,
     random_source,
 )
 
@@ -83,7 +82,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"[{time.perf_counter() - started:3.0f} s] {step}", flush=True)
 
     say("1 of 5: load the libraries and the built-in text")
-    quiet_libraries()
     from adapmixed.workers import start_server
 
     start_server()  # it imports what training needs while this process imports the rest

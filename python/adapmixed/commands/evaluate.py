@@ -12,7 +12,7 @@ import shlex
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from adapmixed.commands.options import (
     BASELINES,
@@ -27,7 +27,6 @@ from adapmixed.commands.options import (
     mechanism_of,
     option,
     progress_bar,
-    quiet_libraries,
     random_source,
     take_plan,
 )
@@ -80,7 +79,6 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
         check_output("--json", arguments.json)
         check_output("--report", arguments.report, folder=True)
     page = laboratory("figures.html") if arguments.report and ranks.is_main else None
-    quiet_libraries()
     from adapmixed.evaluation import evaluate, plan_runs
     from adapmixed.evaluation.report import Report, environment
     from adapmixed.text import read_text, token_stream
@@ -109,7 +107,19 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
     close()
     if not ranks.is_main:
         return 0
-    config = _config(arguments, asked, total, ensemble)
+    names = "delta adjacency epsilon block stride runs active device dtype"
+    config: dict[str, object] = {
+        "command": "evaluate",
+        "base": str(arguments.base),
+        "ensemble": str(arguments.ensemble),
+        "num_models": ensemble.num_models,
+        "ranks": ranks.world,
+        "mechanisms": {name: repr(one) for name, one in asked.items()},
+        "randomness": "system" if arguments.seed is None else f"seeded ({arguments.seed})",
+        "text": str(arguments.text),
+        "queries": total,
+        **{name: getattr(arguments, name) for name in names.split()},
+    }
     report = Report(found, config, environment(), validation=losses)
     print(f"{CHOOSING}\n\n{report.text()}")
     if arguments.seed is not None:
@@ -151,24 +161,6 @@ def _mechanisms(arguments: argparse.Namespace, queries: int) -> dict[str, Mechan
             raise ValueError(f"--mechanism must not be repeated, got {label!r} twice")
         found[label] = one
     return found
-
-
-def _config(
-    arguments: argparse.Namespace, asked: dict[str, Mechanism], queries: int, ensemble: Any
-) -> dict[str, object]:
-    names = "delta adjacency epsilon block stride runs active device dtype"
-    return {
-        "command": "evaluate",
-        "base": str(arguments.base),
-        "ensemble": str(arguments.ensemble),
-        "num_models": ensemble.num_models,
-        "ranks": ensemble.ranks.world,
-        "mechanisms": {name: repr(one) for name, one in asked.items()},
-        "randomness": "system" if arguments.seed is None else f"seeded ({arguments.seed})",
-        "text": str(arguments.text),
-        "queries": queries,
-        **{name: getattr(arguments, name) for name in names.split()},
-    }
 
 
 def validation_losses(folder: Path) -> list[dict[str, object]]:

@@ -26,7 +26,6 @@ from adapmixed.commands.options import (
     load_ensemble,
     mechanism_for,
     option,
-    quiet_libraries,
     random_source,
 )
 from adapmixed.limits import check_count, check_optional_count
@@ -156,7 +155,6 @@ def opened(arguments: argparse.Namespace, queries: int) -> Iterator[PrivateGener
     if arguments.no_create and arguments.ledger is None:
         raise ValueError("--no-create needs --ledger, the file that must exist")
     mechanism = mechanism_for(arguments, queries)
-    quiet_libraries()
     from adapmixed.generation import PrivateGenerator
     from adapmixed.mechanisms.rows import check_shape
 

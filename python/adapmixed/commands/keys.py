@@ -1,7 +1,7 @@
 """``adapmixed keys``: add, list and remove the keys of a server.
 
 Add, list and remove the keys of 'adapmixed serve'. A file of keys holds a hash of each. A running
-server reads it again after SIGHUP.
+server reads it again once it has changed.
 """
 
 from __future__ import annotations

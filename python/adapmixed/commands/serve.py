@@ -1,8 +1,8 @@
 """``adapmixed serve``: answer OpenAI clients privately over HTTP.
 
 Serve /v1/completions and /v1/chat/completions. Every released token is one query, charged in the
-ledger before it is drawn. SIGTERM and SIGINT stop the server gracefully. SIGHUP reads the file of
-keys again. Other machines can reach it only with --keys and TLS, or with --keys behind a proxy.
+ledger before it is drawn. SIGTERM and SIGINT stop the server gracefully. Other machines can reach
+it only with --keys and TLS, or with --keys behind a proxy.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import signal
 import sys
-import threading
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +29,6 @@ from adapmixed.commands.options import (
     load_ensemble,
     mechanism_for,
     option,
-    quiet_libraries,
     take_plan,
 )
 from adapmixed.limits import check_count
@@ -39,7 +36,6 @@ from adapmixed.limits import check_count
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism, Origin
     from adapmixed.privacy import Accountant, Guarantee
-    from adapmixed.serving.admission import Clients
     from adapmixed.serving.engine import Engine
 
 DEMO_EPSILON, DEMO_TOKENS = 3.0, 4096
@@ -94,14 +90,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal (status 0), or until the engine fails (status 1)."""
+    _check_extra(arguments.device)
+    _check_network(arguments)
+    check_alone("serve")
+    check_count("--max-tokens", arguments.max_tokens)
     with ExitStack() as stack:
-        if arguments.keys is not None:  # a signal that comes too early waits for its handler
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-            stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
-        _check_extra(arguments.device)
-        _check_network(arguments)
-        check_alone("serve")
-        check_count("--max-tokens", arguments.max_tokens)
         return _serve(arguments, stack)
 
 
@@ -146,14 +139,14 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     from adapmixed.privacy import Accountant
     from adapmixed.ranks import ALONE
     from adapmixed.serving.admission import Admission, Clients, read_keys
-    from adapmixed.serving.app import Service
+    from adapmixed.serving.app import Listener, Service, bound, raise_file_limit, url_of
     from adapmixed.serving.batch import BatchEngine
     from adapmixed.serving.fields import ServedModel
-    from adapmixed.serving.listener import Listener, bound, raise_file_limit, url_of
     from adapmixed.serving.metrics import LOOPBACK
 
     raise_file_limit()
-    keys = None if arguments.keys is None else read_keys(arguments.keys)
+    if arguments.keys is not None:  # a bad file is found before models are loaded
+        read_keys(arguments.keys)
     listening = stack.enter_context(bound(arguments.host, arguments.port))
     figures = stack.enter_context(bound(LOOPBACK, arguments.metrics_port or 0))
     mechanism = _demo(arguments) if arguments.demo is not None else _chosen(arguments)
@@ -163,7 +156,6 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
             f"--when-spent public needs queries= in --mechanism, got {mechanism}: only a plan can "
             "be spent"
         )
-    quiet_libraries()
     print(f"Loading {arguments.ensemble} ...", file=sys.stderr, flush=True)
     ensemble = load_ensemble(arguments, ALONE)
     of = mechanism, ensemble.num_models, Origin.of(ensemble, arguments.active)
@@ -179,10 +171,9 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     else:
         engine = BatchEngine(ensemble, mechanism, accountant, **settings)
     clients = None
-    if keys is not None:
-        clients = Clients(keys, arguments.ledger)
+    if arguments.keys is not None:
+        clients = Clients(arguments.keys, arguments.ledger)
         stack.callback(clients.close)
-        _reread(arguments.keys, clients, stack)
     admission = Admission(accountant, mechanism, clients)
     model = ServedModel(
         arguments.name or Path(os.path.abspath(arguments.ensemble)).name,
@@ -243,30 +234,6 @@ def _demo(arguments: argparse.Namespace) -> Mechanism:
     check_output("--demo", arguments.demo, folder=True)
     train_demo(arguments.ensemble)
     return planned(one)
-
-
-def _reread(path: Path, clients: Clients, stack: ExitStack) -> None:
-    """Read the file of keys again at every SIGHUP. If it is bad, the old keys stay."""
-    from adapmixed.serving.admission import read_keys
-
-    lock = threading.Lock()
-
-    def read() -> None:
-        with lock:
-            try:
-                keys = read_keys(path)
-                clients.keys = keys
-            except (ValueError, OSError) as error:
-                said = f"The old keys stay: {error}"
-            else:
-                said = f"Keys of {path} were read again: {len(keys)}."
-        print(said, file=sys.stderr, flush=True)
-
-    def handle(*_: object) -> None:  # not here: a handler may interrupt another print
-        threading.Thread(target=read, name="adapmixed-keys").start()
-
-    stack.callback(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, handle))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
 def promised(

@@ -19,7 +19,6 @@ from adapmixed.commands.options import (
     laboratory,
     option,
     progress_bar,
-    quiet_libraries,
 )
 
 
@@ -67,7 +66,6 @@ def run(arguments: argparse.Namespace) -> int:
     check_output("--out", arguments.out)
     check_output("--report", arguments.report, folder=True)
     page = None if arguments.report is None else laboratory("figures.synthesis")
-    quiet_libraries()
     import torch
 
     from adapmixed.data import Corpus, demo_base

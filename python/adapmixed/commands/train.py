@@ -20,7 +20,6 @@ from adapmixed.commands.options import (
     SharedOptions,
     add_options,
     option,
-    quiet_libraries,
     say_hub,
     settings_of,
     types_of,
@@ -96,7 +95,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.workers > 1:
         start_server()  # early, since this process imports the same modules for seconds
     corpus = corpus_of(arguments)
-    quiet_libraries()
     from adapmixed.ranks import joined
     from adapmixed.training.run import TrainingRun, train_ensemble
     from adapmixed.training.settings import PRESETS as SETTINGS

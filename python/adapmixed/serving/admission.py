@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from adapmixed.files import sole_writer, write_file
 from adapmixed.limits import check_optional_queries
 from adapmixed.privacy import Accountant
-from adapmixed.privacy.ledger import WRITING, connected, looked_up, translated
+from adapmixed.privacy.ledger import WRITING, connected, translated
 from adapmixed.serving.errors import RequestError, spent
 
 if TYPE_CHECKING:
@@ -152,32 +152,40 @@ def _write(path: str | os.PathLike[str], keys: Sequence[Key]) -> None:
 class Clients:
     """The keys of a server in use, their rates, and the tokens that they have used.
 
-    Any thread may call every method, but one at a time `check_rate`. Those that count tokens raise
-    LedgerError if the database is damaged, or cannot be read or written.
+    Any thread may call every method, but one at a time `find` and `check_rate`. Those that count
+    tokens raise LedgerError if the database is damaged, or cannot be read or written.
 
     Args:
-        keys: keys with different names.
+        file: the file of keys.
         ledger: path of the ledger whose database counts used tokens by the name of a key.
 
-    Attributes:
-        keys: those that are let in from now on; answers that run already go on. A key that stays as
-            it was keeps its rate.
+    Raises:
+        ValueError, OSError: as `read_keys`.
     """
 
-    def __init__(self, keys: Sequence[Key], ledger: str | os.PathLike[str]) -> None:
-        if not keys:
-            raise ValueError("keys must hold at least one key, got none")
-        self.keys, self._path = keys, os.path.realpath(ledger)
+    def __init__(self, file: str | os.PathLike[str], ledger: str | os.PathLike[str]) -> None:
+        self._file, self._seen = file, _state(file)
+        self._keys, self._path = read_keys(file), os.path.realpath(ledger)
         self._rates: dict[Key, tuple[float, float]] = {}  # requests left, and when
         with translated(self._path):
             self._database = connected(self._path)
 
     def find(self, authorization: str | None) -> Key | None:
-        """Return the key that a header belongs to, in the same time for every key; or None."""
+        """Return the key that a header belongs to, in the same time for every key; or None.
+
+        The file is read again once it has changed. If it is bad then, the old keys stay. Answers
+        that run go on, and a key that stays as it was keeps its rate.
+        """
+        if (state := _state(self._file)) != self._seen:
+            self._seen = state
+            try:
+                self._keys = read_keys(self._file)
+            except (ValueError, OSError) as error:
+                _LOG.error("the old keys stay: %s", error)
         scheme, _, secret = (authorization or "").partition(" ")
         digest = hashlib.sha256(secret.strip().encode("utf-8", "surrogateescape")).hexdigest()
         found = None
-        for key in self.keys:
+        for key in self._keys:
             if hmac.compare_digest(digest, key.sha256):
                 found = key
         return found if scheme.lower() == "bearer" else None
@@ -221,29 +229,32 @@ class Clients:
         with WRITING, translated(self._path):
             counted = self._database.execute(add, (key.name, tokens, key.tokens)).rowcount
         if counted != 1:
-            left = max(0, (key.tokens or 0) - read_usage(self._path).get(key.name, 0))
+            with translated(self._path):
+                look = "SELECT tokens FROM used WHERE name = ?"
+                (used,) = self._database.execute(look, (key.name,)).fetchone() or (0,)
+            left = max(0, (key.tokens or 0) - used)
             raise spent(
                 f"this key does not pay for max_tokens of every prompt: it has {left} tokens left"
             )
 
-    def give_back(self, key: Key, tokens: int) -> None:
-        """Count tokens of an admission as unused. Each admission gives back once."""
+    def give_back(self, name: str, tokens: int) -> None:
+        """Count tokens of an admission as unused, for the key with a name."""
         take = "UPDATE used SET tokens = max(0, tokens - ?) WHERE name = ?"
         with WRITING, translated(self._path):
-            self._database.execute(take, (tokens, key.name))
+            self._database.execute(take, (tokens, name))
 
     def close(self) -> None:
         """Close the database. To close twice is allowed."""
         self._database.close()
 
 
-def read_usage(ledger: str | os.PathLike[str]) -> dict[str, int]:
-    """Return the tokens that each key has used; a server may write the ledger meanwhile.
-
-    Raises:
-        LedgerError: as `Clients`.
-    """
-    return looked_up(ledger, lambda found: dict(found.execute("SELECT name, tokens FROM used")))
+def _state(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
+    """Return what differs if a file was replaced or changed; None if it cannot be found."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class Admission:
@@ -257,6 +268,10 @@ class Admission:
         accountant: charged by the engine alone, and bound to the mechanism.
         mechanism: how queries are answered.
         clients: the keys; None if callers of this machine need none.
+
+    Attributes:
+        clients: as given.
+        reserved: number of tokens of the plan that are reserved and not yet charged.
     """
 
     def __init__(
@@ -264,11 +279,11 @@ class Admission:
     ) -> None:
         self._accountant, self._mechanism, self.clients = accountant, mechanism, clients
         self._lock = threading.Lock()
-        self._reserved = 0
+        self.reserved = 0
         self._spent = accountant.planned
 
-    def reserve(self, tokens: int, key: Key = ANYONE) -> Reservation:
-        """Reserve tokens of the plan, and count them for a key.
+    def reserve(self, tokens: int, key: Key = ANYONE) -> None:
+        """Reserve tokens of the plan, and count them for a key, until each is charged or freed.
 
         Args:
             tokens: largest number of tokens of all answers to one query.
@@ -285,69 +300,45 @@ class Admission:
                 self.clients.check_rate(key)
             # Public answers cost nothing; a step may be charged before its tokens are freed.
             charged = self._accountant.planned
-            self._spent = min(self._spent, charged) if self._reserved else charged
+            self._spent = min(self._spent, charged) if self.reserved else charged
             self._accountant.check_left(self._mechanism, tokens, self._spent)
             planned = self._mechanism.planned_queries
-            if planned is not None and self._spent + self._reserved + tokens > planned:
+            if planned is not None and self._spent + self.reserved + tokens > planned:
                 raise RequestError(503, _RESERVED, "reserved", headers={"retry-after": "5"})
-            self._reserved += tokens
-        reservation = Reservation(self, tokens)
+            self.reserved += tokens
         if self.clients is not None:
             try:
                 self.clients.admit(key, tokens)
             except BaseException:
-                reservation.close()
+                with self._lock:
+                    self.reserved -= tokens
                 raise
-            reservation.key = key
-        return reservation
 
-    @property
-    def reserved(self) -> int:
-        """Number of tokens that are reserved and not yet charged."""
-        return self._reserved
+    def charged(self) -> None:
+        """Count a token as spent, no longer as reserved."""
+        with self._lock:
+            self.reserved -= 1
+            self._spent += 1
+
+    def free(self, tokens: int, client: str) -> None:
+        """Free tokens that were reserved for a client and not charged. None is freed twice."""
+        with self._lock:
+            self.reserved -= tokens
+        if self.clients is not None and tokens:
+            try:
+                self.clients.give_back(client, tokens)
+            except Exception as error:  # the key keeps them counted
+                name = type(error).__name__
+                _LOG.error("tokens of a key could not be given back: %s", name)
 
     @property
     def left(self) -> int | None:
         """Number of tokens of the plan that are neither charged nor reserved; None without one."""
         with self._lock:
-            return None if (left := self.unspent) is None else left - self._reserved
+            return None if (left := self.unspent) is None else left - self.reserved
 
     @property
     def unspent(self) -> int | None:
         """Number of tokens of the plan that are not charged; None without a plan."""
         planned = self._mechanism.planned_queries
         return None if planned is None else max(0, planned - self._spent)
-
-
-class Reservation:
-    """Tokens that one query has reserved. Any thread may call every method.
-
-    Attributes:
-        key: gets back what is not used; None if it was counted for no key.
-    """
-
-    def __init__(self, admission: Admission, tokens: int) -> None:
-        self._admission, self._left = admission, tokens
-        self.key: Key | None = None
-
-    def charged(self) -> None:
-        """Count a token as spent, no longer as reserved."""
-        self._free(1, spent=1)
-
-    def close(self) -> None:
-        """Free what was not charged. To close twice is allowed."""
-        unused = self._free(self._left)
-        if self.key is not None and self._admission.clients is not None and unused:
-            try:
-                self._admission.clients.give_back(self.key, unused)
-            except Exception as error:  # the key keeps them counted
-                name = type(error).__name__
-                _LOG.error("tokens of a key could not be given back: %s", name)
-
-    def _free(self, tokens: int, spent: int = 0) -> int:
-        with self._admission._lock:
-            freed = min(tokens, self._left)
-            self._left -= freed
-            self._admission._reserved -= freed
-            self._admission._spent += spent
-        return freed

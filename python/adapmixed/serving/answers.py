@@ -1,23 +1,36 @@
-"""Answers in OpenAI's form, sent while their clients read and the engine goes on."""
+"""Answers: one thread draws their tokens, and the event loop sends them in OpenAI's form.
+
+Answers join and leave the engine's batch between two tokens.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import secrets
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from adapmixed.serving.admission import Reservation
-from adapmixed.serving.errors import RequestError, encoded, internal, json_response, stopping
-from adapmixed.serving.fields import Query
+from adapmixed.errors import LedgerError
+from adapmixed.serving.admission import Admission
+from adapmixed.serving.engine import MOST_WAITING, Engine, Prompt
+from adapmixed.serving.errors import (
+    RequestError,
+    encoded,
+    internal,
+    json_response,
+    queue_full,
+    stopping,
+)
+from adapmixed.serving.fields import Query, ServedModel
 from adapmixed.serving.metrics import Metrics
+from adapmixed.text import AnswerText
 
 PUBLIC = "public-model"
 """`system_fingerprint` of an answer that the public model gave alone."""
@@ -29,69 +42,85 @@ _STREAM = [
 ]
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Text that one released token adds to an answer.
-
-    Attributes:
-        index: number of the prompt that is answered.
-        text: the text; "" if the token ends inside a character, or may begin a stop string.
-        finish: "stop" or "length" with the last piece of this prompt, else None.
-    """
-
-    index: int
-    text: str
-    finish: str | None = None
-
-
 class Reply:
     """The answer to a query, whole or as server-sent events, as an ASGI application.
 
-    The scheduler delivers its pieces in the engine's thread. The rest is the event loop's.
-
-    Attributes:
-        query: the request, which says whether the public model answers it alone.
-        reservation: its tokens; the scheduler closes it.
-        cancelled: whether no more tokens are drawn or delivered.
-        released: the number of tokens that were released.
-        left: the number of prompts whose answers have not ended.
+    It takes tokens in the engine's thread. The rest is the event loop's.
 
     Args:
-        query: the request.
-        reservation: its tokens.
+        query: the request, which says whether the public model answers it alone.
+        admission: has reserved its tokens. What is left of them is free after the last token.
         metrics: the operator's figures.
-        model: name of the served model.
+        model: the served model.
+
+    Attributes:
+        query: as given.
+        cancelled: whether no more tokens are drawn or delivered.
     """
 
     def __init__(
-        self, query: Query, reservation: Reservation, metrics: Metrics, model: str
+        self, query: Query, admission: Admission, metrics: Metrics, model: ServedModel
     ) -> None:
-        self.query, self.reservation, self._metrics = query, reservation, metrics
-        self.cancelled, self.released, self.left = False, 0, len(query.prompts)
-        self._begun, self._last = time.monotonic(), dict[int, float]()  # by the number of a prompt
+        self.query, self._admission, self._metrics = query, admission, metrics
+        ends = query.stop, model.end_tokens | query.stop_tokens
+        self._texts = {
+            prompt: AnswerText(model.tokenizer, prompt.tokens, *ends, prompt.max_tokens)
+            for prompt in query.prompts
+        }
+        self._indices = {prompt: index for index, prompt in enumerate(query.prompts)}
+        self.cancelled, self._released, self._reserved = False, 0, query.tokens
+        self._begun, self._last = time.monotonic(), dict[Prompt, float]()
         self._loop = asyncio.get_running_loop()
-        self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
+        # The index of a prompt, text, and "stop" or "length" at its end; None: the engine stopped.
+        self._pieces: asyncio.Queue[tuple[int, str, str | None] | None] = asyncio.Queue()
         kind = "chat.completion.chunk" if query.stream else "chat.completion"
         self._head = {
             "id": f"{'chatcmpl' if query.chat else 'cmpl'}-{secrets.token_hex(16)}",
             "object": kind if query.chat else "text_completion",
             "created": int(time.time()),
-            "model": model,
+            "model": model.name,
         }
         if query.public:
             self._head["system_fingerprint"] = PUBLIC
 
-    def deliver(self, piece: Piece | None) -> None:
-        """Take a piece, or None if the engine has stopped, in the engine's thread."""
-        if piece is not None:
-            now, last = time.monotonic(), self._last.get(piece.index)
-            waited = now - (self._begun if last is None else last)
-            self._metrics.released(waited, first=last is None)
-            self._last[piece.index] = now
+    def add(self, prompt: Prompt, token: int) -> bool:
+        """Take a token that was released; return whether it ends the answer to its prompt."""
+        if not prompt.public:
+            self._admission.charged()
+            self._reserved -= 1
+        self._released += 1
+        text, finish = self._texts[prompt].add(token)
+        if finish is not None:  # a client that sees it may ask for what is free again
+            self.end(prompt)
+        if not self.cancelled:
+            now = time.monotonic()
+            waited = now - self._last.get(prompt, self._begun)
+            self._metrics.released(waited, first=prompt not in self._last)
+            self._last[prompt] = now
+            self._deliver((self._indices[prompt], text, finish))
+        return finish is not None
+
+    def end(self, prompt: Prompt) -> None:
+        """Take no more tokens for a prompt."""
+        del self._texts[prompt]
+        if not self._texts:
+            self._free()
+
+    def stopped(self) -> None:
+        """Take no more tokens, because the engine has stopped."""
+        self._free()
+        if not self.cancelled:
+            self._deliver(None)
+
+    def _free(self) -> None:
+        unused, self._reserved = self._reserved, 0
+        self._admission.free(unused, self.query.prompts[0].client)
+
+    def _deliver(self, piece: tuple[int, str, str | None] | None) -> None:
         with suppress(RuntimeError):  # the event loop has ended, so nobody waits for this piece
             self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
 
-    async def _delivered(self) -> AsyncIterator[Piece]:
+    async def _delivered(self) -> AsyncIterator[tuple[int, str, str | None]]:
         """Yield the pieces of all prompts as they are released.
 
         Raises:
@@ -101,8 +130,8 @@ class Reply:
         while left:
             piece = await self._pieces.get()
             if piece is None:
-                raise stopping(charged=self.released > 0)
-            left -= piece.finish is not None
+                raise stopping(charged=self._released > 0)
+            left -= piece[2] is not None
             yield piece
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -131,9 +160,9 @@ class Reply:
         """Wait for the whole answer and return it."""
         texts = [""] * len(self.query.prompts)
         finishes: list[str | None] = [None] * len(texts)
-        async for piece in self._delivered():
-            texts[piece.index] += piece.text
-            finishes[piece.index] = piece.finish
+        async for index, text, finish in self._delivered():
+            texts[index] += text
+            finishes[index] = finish
         choices = []
         for index, text in enumerate(texts):
             message = {"role": "assistant", "content": text, "refusal": None}
@@ -155,34 +184,36 @@ class Reply:
         try:
             if self.query.chat:
                 yield self._event(0, {"delta": {"role": "assistant", "content": ""}}, None)
-            async for piece in self._delivered():
-                for body, finish in self._bodies(piece):
-                    yield self._event(piece.index, body, finish)
+            async for index, text, finish in self._delivered():
+                for body, end in self._bodies(text, finish):
+                    yield self._event(index, body, end)
             if self.query.include_usage:
-                yield event({**self._head, "choices": [], "usage": self._usage()})
+                yield _event({**self._head, "choices": [], "usage": self._usage()})
             yield b"data: [DONE]\n\n"
         except RequestError as error:
-            yield event(error.body)
+            yield _event(error.body)
         except Exception as error:
             _LOG.error("a stream has failed: %s", type(error).__name__)
-            yield event(internal().body)
+            yield _event(internal().body)
 
-    def _bodies(self, piece: Piece) -> list[tuple[dict[str, Any], str | None]]:
-        """Return what the events for a piece tell; none if it has no text and ends nothing."""
+    def _bodies(self, text: str, finish: str | None) -> list[tuple[dict[str, Any], str | None]]:
+        """Return what the events for a piece tell; none if it has no text and ends nothing.
+
+        It has none if its token ends inside a character, or may begin a stop string.
+        """
         if not self.query.chat:
-            return [({"text": piece.text}, piece.finish)] if piece.text or piece.finish else []
+            return [({"text": text}, finish)] if text or finish else []
         found: list[tuple[dict[str, Any], str | None]] = []
-        if piece.text:
-            found.append(({"delta": {"content": piece.text}}, None))
-        return [*found, ({"delta": {}}, piece.finish)] if piece.finish else found
+        if text:
+            found.append(({"delta": {"content": text}}, None))
+        return [*found, ({"delta": {}}, finish)] if finish else found
 
     def _event(self, index: int, body: dict[str, Any], finish: str | None) -> bytes:
         usage = {"usage": None} if self.query.include_usage else {}
-        return event({**self._head, "choices": [_choice(index, body, finish)], **usage})
+        return _event({**self._head, "choices": [_choice(index, body, finish)], **usage})
 
     def _usage(self) -> dict[str, int]:
-        prompt = sum(len(one.tokens) for one in self.query.prompts)
-        released = self.released
+        prompt, released = sum(len(one.tokens) for one in self.query.prompts), self._released
         return {
             "prompt_tokens": prompt,
             "completion_tokens": released,
@@ -194,6 +225,161 @@ def _choice(index: int, body: dict[str, Any], finish: str | None) -> dict[str, A
     return {"index": index, **body, "logprobs": None, "finish_reason": finish}
 
 
-def event(content: Any) -> bytes:
+def _event(content: Any) -> bytes:
     """Return a server-sent event with a value as JSON."""
     return b"data: " + encoded(content) + b"\n\n"
+
+
+class Scheduler:
+    """A queue of prompts, and the thread that runs the engine.
+
+    Args:
+        engine: used by this thread alone.
+
+    Attributes:
+        failed: True if the engine has raised an error, so that nothing more can be answered.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._changed = threading.Condition()
+        self._waiting: dict[Prompt, Reply] = {}
+        self._running: dict[Prompt, Reply] = {}
+        self._deadline: float | None = None  # set by `stop`
+        self._ended = False
+        self.failed = False
+        self._thread = threading.Thread(target=self._run, name="adapmixed-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> int:
+        """Number of sequences in the batch."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Number of sequences in the queue."""
+        return len(self._waiting)
+
+    @property
+    def stopped(self) -> bool:
+        """True if no more queries are taken."""
+        return self._ended or self._deadline is not None
+
+    def check_room(self, sequences: int) -> None:
+        """Check that so many more sequences may wait. Any thread may call this.
+
+        Raises:
+            RequestError: 503: too many wait already, or no more queries are taken.
+        """
+        if self.stopped:
+            raise stopping()
+        if len(self._waiting) + sequences > MOST_WAITING:
+            raise queue_full()
+
+    def submit(self, answer: Reply) -> None:
+        """Queue the prompts of a query that passed `check_room`. Any thread may call this.
+
+        Tokens are added until every prompt is answered, or the answer is told that the engine has
+        stopped.
+
+        Raises:
+            RequestError: 503: no more queries are taken. The tokens are still reserved.
+        """
+        with self._changed:
+            if self.stopped:
+                raise stopping()
+            self._waiting |= dict.fromkeys(answer.query.prompts, answer)
+            self._changed.notify()
+
+    def stop(self, deadline: float) -> None:
+        """Take no more queries, finish those that were taken for up to `deadline` seconds.
+
+        It returns when the engine's thread has ended. To stop twice is allowed, and the earlier
+        deadline holds.
+        """
+        at = time.monotonic() + deadline
+        with self._changed:
+            self._deadline = at if self._deadline is None else min(at, self._deadline)
+            self._changed.notify()
+        self._thread.join()
+
+    def fail(self, reason: str) -> None:
+        """End the engine because something else has failed; every answer ends with an error."""
+        _LOG.error("the server answers no more: %s", reason)
+        with self._changed:
+            self.failed, self._deadline = True, time.monotonic()
+            self._changed.notify()
+
+    def _run(self) -> None:
+        """Run the engine until it is stopped or fails; then end every answer."""
+        try:
+            while self._wait():
+                self._drop_cancelled()
+                self._admit()
+                if self._running:
+                    self._step()
+        except BaseException as error:  # also what would end the thread alone, without a word
+            self.failed = True
+            _LOG.error("the engine has failed and answers no more: %s", _reason(error))
+        finally:
+            with self._changed:
+                self._ended = True
+                left = [*self._running.values(), *self._waiting.values()]
+                self._waiting.clear()
+            self._running.clear()
+            for answer in dict.fromkeys(left):
+                answer.stopped()
+
+    def _wait(self) -> bool:
+        """Wait until there is something to do. Return False once the engine must stop."""
+        with self._changed:
+            while not (self._running or self._waiting or self._deadline is not None):
+                self._changed.wait()
+            if self._deadline is None:
+                return True
+            busy = bool(self._running or self._waiting)
+            return busy and time.monotonic() < self._deadline
+
+    def _drop_cancelled(self) -> None:
+        """Let the sequences of clients that have left leave the queue and the batch."""
+        with self._changed:
+            running, waiting = (
+                {prompt: answer for prompt, answer in held.items() if answer.cancelled}
+                for held in (self._running, self._waiting)
+            )
+            for prompt in waiting:
+                del self._waiting[prompt]
+        self._leave(running)
+        for prompt, answer in (running | waiting).items():
+            answer.end(prompt)
+
+    def _admit(self) -> None:
+        """Let waiting sequences join the batch, as many as the engine has room for."""
+        with self._changed:
+            waiting = list(self._waiting)
+        room = self._engine.room(waiting) if waiting else 0
+        if waiting and not room and not self._running:
+            raise RuntimeError("the engine has no room for a sequence that it could answer alone")
+        if room:
+            with self._changed:
+                self._running |= {one: self._waiting.pop(one) for one in waiting[:room]}
+            self._engine.admit(waiting[:room])
+
+    def _step(self) -> None:
+        """Release one token of every sequence, and let those leave that end with it."""
+        released = self._engine.step()
+        self._leave([one for one, token in released if self._running[one].add(one, token)])
+
+    def _leave(self, prompts: Collection[Prompt]) -> None:
+        """Let sequences leave the batch."""
+        if prompts:
+            self._engine.leave(prompts)
+            for prompt in prompts:
+                del self._running[prompt]
+
+
+def _reason(error: BaseException) -> str:
+    """Return what an operator's log may say of an error; other texts can name private values."""
+    name = type(error).__name__
+    return f"{name}: {error}" if isinstance(error, LedgerError) else name

@@ -1,29 +1,42 @@
-"""The HTTP application: OpenAI's paths for one model, for those who may ask, and nothing else."""
+"""HTTP: OpenAI's paths for one model, for those who may ask, and nothing else.
+
+`Service` is the application, `Listener` the server of its connections.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
 import logging
+import resource
+import socket
+import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
+from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
+import h11
+import uvicorn
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from adapmixed.errors import BudgetSpentError, LedgerError
-from adapmixed.serving.admission import ANYONE, Admission, Key, Reservation
-from adapmixed.serving.answers import Reply
+from adapmixed.serving.admission import ANYONE, Admission, Key
+from adapmixed.serving.answers import Reply, Scheduler
 from adapmixed.serving.engine import Engine
 from adapmixed.serving.errors import (
     RequestError,
+    bad_request,
+    encoded,
     internal,
     json_response,
     queue_full,
@@ -32,7 +45,6 @@ from adapmixed.serving.errors import (
 )
 from adapmixed.serving.fields import Query, ServedModel, parsed, query_of
 from adapmixed.serving.metrics import Metrics
-from adapmixed.serving.scheduler import Scheduler
 
 MAX_BODY = 1 << 20
 """Largest body of a request, in bytes."""
@@ -45,6 +57,18 @@ READERS, UNREAD = 2, 64
 
 OPEN_PATH = "/health"
 """The path that needs no key."""
+
+HEADER_SECONDS = 60.0
+"""Seconds that a connection may take until its first request has come."""
+
+SEND_SECONDS = 60.0
+"""Seconds that a client may take until it reads more of an answer, where the system can tell."""
+
+STOP_SECONDS = 30.0
+"""Seconds that running answers have after a signal."""
+
+LAST_SECONDS = 5
+"""Seconds for the last bytes of all responses, once no answer goes on."""
 
 _LOG = logging.getLogger(__name__)
 _ACCESS = logging.getLogger("adapmixed.serving.access")
@@ -67,7 +91,7 @@ class Service:
         self, engine: Engine, model: ServedModel, admission: Admission, *, then_public: bool = False
     ) -> None:
         self.admission, self._model, self._then_public = admission, model, then_public
-        self.scheduler = Scheduler(engine, model)
+        self.scheduler = Scheduler(engine)
         self.metrics = Metrics(self.scheduler, admission)
         self._created = int(time.time())
         self._readers, self._unread = asyncio.Semaphore(READERS), 0
@@ -160,22 +184,23 @@ class Service:
         """
         async with self._turn:
             self.scheduler.check_room(len(query.prompts))
-            query, reservation = await asyncio.to_thread(self._reserved, query, key)
+            query = await asyncio.to_thread(self._reserved, query, key)
             try:
-                answer = Reply(query, reservation, self.metrics, self._model.name)
+                answer = Reply(query, self.admission, self.metrics, self._model)
                 self.scheduler.submit(answer)
             except BaseException:
-                reservation.close()
+                self.admission.free(query.tokens, key.name)
                 raise
         return answer
 
-    def _reserved(self, query: Query, key: Key) -> tuple[Query, Reservation]:
-        """Return a query that can be paid for, with its tokens."""
+    def _reserved(self, query: Query, key: Key) -> Query:
+        """Return a query that can be paid for, and whose tokens are reserved."""
         try:
-            return query, self.admission.reserve(query.tokens, key)
+            self.admission.reserve(query.tokens, key)
+            return query
         except BudgetSpentError:
             if self._then_public:
-                return query.of_public(), Reservation(self.admission, 0)
+                return query.of_public()
         except LedgerError:  # no later answer could be counted either
             self.scheduler.fail("the tokens of a key could not be counted durably")
             raise stopping() from None
@@ -254,3 +279,135 @@ def _place(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" in {frames[-1].name}, line {frames[-1].lineno}" if frames else ""
     return f"{type(error).__name__}{place}"
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to an address, and does not listen yet.
+
+    So clients are refused until the server is ready. Accepted connections inherit its settings: the
+    system closes those whose clients do not read.
+
+    Raises:
+        OSError: the address is not of this machine, or the port is taken.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    # With the protocol, asyncio sends every token at once (TCP_NODELAY).
+    found = socket.socket(family, kind, protocol)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6:
+        found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    try:
+        found.bind(address)
+    except OSError as error:
+        found.close()
+        raise OSError(error.errno, f"{error.strerror}: {host} port {port}") from None
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * SEND_SECONDS))
+    return found
+
+
+def url_of(listening: socket.socket, *, tls: bool) -> str:
+    """Return the address that clients use, for an OpenAI client's `base_url`."""
+    host, port = listening.getsockname()[:2]
+    host = f"[{host}]" if ":" in host else host
+    return f"http{'s' if tls else ''}://{host}:{port}/v1"
+
+
+def raise_file_limit() -> None:
+    """Allow as many open connections as the system lets this process have."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # macOS has a lower limit than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class _Protocol(H11Protocol):
+    """uvicorn's protocol, with an error in OpenAI's form for what is no HTTP."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer malformed HTTP, unless a response has begun, and close. uvicorn calls this."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = encoded(bad_request(None, "the request must be valid HTTP/1.1").body)
+            headers = [
+                ("content-type", "application/json"),
+                ("content-length", str(len(body))),
+                ("connection", "close"),
+            ]
+            head = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
+            for event in (head, h11.Data(data=body)):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+class Listener(uvicorn.Server):
+    """A server that answers until SIGINT or SIGTERM, and then stops gracefully.
+
+    After a signal new queries get 503, and running answers have some time to end. A second signal
+    cuts them at once. It also ends if the engine fails. The application logs requests itself, since
+    uvicorn would log what follows "?" in an address.
+
+    Args:
+        service: the application. Its scheduler is stopped before the last connections are closed.
+        ready: called once clients can connect.
+        tls: files of a certificate and its private key; None without TLS.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        ready: Callable[[], None] = lambda: None,
+        *,
+        tls: Sequence[Path] | None = None,
+    ) -> None:
+        certificate, key = tls or (None, None)
+        config = uvicorn.Config(
+            service,
+            loop="asyncio",
+            http=_Protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=LAST_SECONDS,
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
+        )
+        super().__init__(config)
+        self._scheduler, self._ready = service.scheduler, ready
+        self._signals = 0
+        self._silent: dict[Any, float] = {}  # connections without a request, since when
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen. uvicorn calls this."""
+        await super().startup(sockets)
+        if not self.should_exit:
+            self._ready()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether to end. uvicorn calls this ten times a second."""
+        if counter % 10 == 0:
+            self._close_silent()
+        return await super().on_tick(counter) or self._scheduler.failed
+
+    def _close_silent(self) -> None:
+        """Close connections that have not sent a whole request in time."""
+        now = time.monotonic()
+        connections: Any = self.server_state.connections
+        silent = [one for one in connections if one.cycle is None or one.cycle.response_complete]
+        self._silent = {one: self._silent.get(one, now) for one in silent}
+        for one, since in self._silent.items():
+            if now - since > HEADER_SECONDS:
+                one.transport.close()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to stop. uvicorn calls this for a signal."""
+        self._signals += 1
+        seconds = STOP_SECONDS if self._signals == 1 else 0.0
+        threading.Thread(target=self._stop, args=(seconds,)).start()
+
+    def _stop(self, seconds: float) -> None:
+        self._scheduler.stop(seconds)
+        self.should_exit = True

@@ -198,8 +198,8 @@ class Query:
 
     @property
     def tokens(self) -> int:
-        """The largest number of tokens of all answers together."""
-        return sum(prompt.max_tokens for prompt in self.prompts)
+        """The largest number of private tokens of all answers together."""
+        return sum(prompt.max_tokens for prompt in self.prompts if not prompt.public)
 
     @property
     def public(self) -> bool:
@@ -215,7 +215,7 @@ def query_of(fields: dict[str, Any], model: ServedModel, key: Key, *, chat: bool
     """Return what a request asks for. No field is ignored unless it has no effect.
 
     Args:
-        fields: the JSON object of the body.
+        fields: the JSON object of the body. A null is as if its field was not given.
         model: the served model.
         key: the client's key.
         chat: whether the request is a chat completion.
@@ -223,17 +223,18 @@ def query_of(fields: dict[str, Any], model: ServedModel, key: Key, *, chat: bool
     Raises:
         RequestError: 404 for another model, 400 for any other fault.
     """
+    fields = {name: value for name, value in fields.items() if value is not None}
     try:
         check_text("model", fields.get("model"))
         if fields["model"] != model.name:
             said = f"the model {shortened(fields['model'])} is not served; GET /v1/models names one"
             raise RequestError(404, said, "model_not_found", param="model")
         _check_allowed(fields, chat)
-        stream = _flag("stream", fields.get("stream"))
-        include_usage = _include_usage(fields.get("stream_options"), stream)
+        stream = check_flag("stream", fields.get("stream", False))
+        usage = "stream_options" in fields and _include_usage(fields["stream_options"], stream)
         cap = min(model.max_tokens, key.max_tokens or model.max_tokens)
         given = _max_tokens(fields, cap)
-        shape = _temperature(fields.get("temperature")), _top_k(fields.get("top_k"))
+        shape = _temperature(fields.get("temperature", 1.0)), _top_k(fields.get("top_k", -1))
         stops = _stops(fields, model.tokenizer, model.vocab)
         if chat:
             prompts = conversation_of(model.tokenizer, fields.get("messages"))
@@ -251,7 +252,7 @@ def query_of(fields: dict[str, Any], model: ServedModel, key: Key, *, chat: bool
     except ValueError as error:
         raise _refused(error, chat, "context_length_exceeded") from None
     asked = tuple(Prompt(tokens, most, *shape, client=key.name) for tokens in prompts)
-    return Query(asked, *stops, chat, stream, include_usage)
+    return Query(asked, *stops, chat, stream, usage)
 
 
 def _refused(error: ValueError, chat: bool, code: str | None = None) -> RequestError:
@@ -265,7 +266,7 @@ def _refused(error: ValueError, chat: bool, code: str | None = None) -> RequestE
 def _check_allowed(fields: dict[str, Any], chat: bool) -> None:
     """Raise RequestError, 400, unless all fields are served or have no effect."""
     for name, value in fields.items():
-        if value is None or name in IGNORED or name in SERVED[chat]:
+        if name in IGNORED or name in SERVED[chat]:
             continue
         neutral, why = REFUSED.get(name, ((), _UNKNOWN))
         flag = isinstance(value, bool)  # true is not 1
@@ -276,25 +277,19 @@ def _check_allowed(fields: dict[str, Any], chat: bool) -> None:
             raise bad_request(name[:60], message, "unsupported_parameter")
 
 
-def _flag(name: str, value: Any) -> bool:
-    return value is not None and check_flag(name, value)
-
-
 def _include_usage(options: Any, stream: bool) -> bool:
-    if options is None:
-        return False
     if not stream or not isinstance(options, dict):
         raise ValueError("stream_options must be an object, and given with stream alone")
     for name, value in options.items():
         if name != "include_usage" and value is not None:
             raise ValueError(f"stream_options must hold include_usage alone, got {name!r}")
-    return _flag("stream_options.include_usage", options.get("include_usage"))
+    value = options.get("include_usage")
+    return value is not None and check_flag("stream_options.include_usage", value)
 
 
 def _max_tokens(fields: dict[str, Any], cap: int) -> int | None:
     names = ("max_completion_tokens", "max_tokens")
-    some = (name for name in names if fields.get(name) is not None)
-    given = [check_count(name, fields[name], most=cap) for name in some]
+    given = [check_count(name, fields[name], most=cap) for name in names if name in fields]
     if len(set(given)) > 1:
         raise ValueError("max_tokens must be equal to max_completion_tokens if both are given")
     return given[0] if given else None
@@ -303,11 +298,11 @@ def _max_tokens(fields: dict[str, Any], cap: int) -> int | None:
 def _temperature(value: Any) -> float:
     if value == 0 and not isinstance(value, bool):
         raise ValueError(f"temperature must be > 0, got {value}: {NO_DRAW}")
-    return 1.0 if value is None else check_temperature(value)
+    return check_temperature(value)
 
 
 def _top_k(value: Any) -> int | None:
-    if value is None or (type(value) is int and value in (0, -1)):  # vLLM's values for all tokens
+    if type(value) is int and value in (0, -1):  # vLLM's values for all tokens
         return None
     return check_count("top_k", value)
 
@@ -316,15 +311,16 @@ def _stops(
     fields: dict[str, Any], tokenizer: Any, vocab: int
 ) -> tuple[tuple[str, ...], frozenset[int]]:
     """Return the strings and the tokens that end an answer."""
-    value = fields.get("stop")
-    texts = value if isinstance(value, list) else [] if value is None else [value]
-    stops = tuple(check_text("stop", text) for text in texts)
+    value = fields.get("stop", [])
+    stops = tuple(
+        check_text("stop", one) for one in (value if isinstance(value, list) else [value])
+    )
     if len(stops) > MAX_STOPS or not all(1 <= len(text) <= MAX_STOP_CHARACTERS for text in stops):
         raise ValueError(
             f"stop must be at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARACTERS} characters"
         )
     special = stop_tokens(tokenizer, stops, vocab)
-    ids = [] if fields.get("stop_token_ids") is None else fields["stop_token_ids"]
+    ids = fields.get("stop_token_ids", [])
     fits = isinstance(ids, list) and len(ids) <= MAX_STOP_TOKENS
     if not fits or not all(type(one) is int and 0 <= one < vocab for one in ids):
         allows = f"a list of at most {MAX_STOP_TOKENS} tokens in [0, {vocab})"

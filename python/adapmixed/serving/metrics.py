@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from adapmixed.serving.admission import Admission
 
 if TYPE_CHECKING:
-    from adapmixed.serving.scheduler import Scheduler
+    from adapmixed.serving.answers import Scheduler
 
 LOOPBACK = "127.0.0.1"
 

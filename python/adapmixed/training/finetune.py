@@ -70,19 +70,6 @@ def adapted_copy(base: Any, config: FinetuneConfig) -> Any:
         return get_peft_model(copy.deepcopy(base, shared), settings)
 
 
-def begin_adapter(model: Any, *, train_a: bool) -> None:
-    """Draw A of every adapted layer from torch's global random state, and set B to 0.
-
-    Args:
-        model: the result of `adapted_copy`.
-        train_a: whether A is trained, and not B alone.
-    """
-    for layer in lora_layers(model):
-        (name,) = layer.active_adapters
-        layer.reset_lora_parameters(name, init_lora_weights=True)
-        layer.lora_A[name].weight.requires_grad_(train_a)
-
-
 @torch.no_grad()
 def shorten(model: Any) -> None:
     """Round every B to bfloat16."""
@@ -218,7 +205,10 @@ class AdapterTrainer:
         devices = [model.device] if model.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             torch.manual_seed(shard_seed(seed, -1 if config.shared_a else shard))
-            begin_adapter(model, train_a=not config.shared_a)
+            for layer in lora_layers(model):  # A is drawn anew, and B is 0
+                (name,) = layer.active_adapters
+                layer.reset_lora_parameters(name, init_lora_weights=True)
+                layer.lora_A[name].weight.requires_grad_(not config.shared_a)
             torch.manual_seed(shard_seed(seed, shard))
             losses: list[float] = []
             held_losses: list[float] = []

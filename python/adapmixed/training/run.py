@@ -27,10 +27,10 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing.connection import wait
@@ -267,8 +267,8 @@ def train_ensemble(
             trainer = partial(MemberTrainer, run, facts, device, spooled, key)
             steps = {i: run.config.expected_steps(spooled.sizes.get(i, 0)) for i in paths}
             _LOG.info("rank %d of %d trains %d members", ranks.rank, ranks.world, len(paths))
-            with closing(Progress(steps, tell)) as shown:
-                train_members(paths, trainer, workers=workers, threads=run.threads, progress=shown)
+            with progress(steps, tell) as finished:
+                train_members(paths, trainer, finished, workers=workers, threads=run.threads)
             if update:
                 folder.exchange(settings, changed)
         ranks.wait()  # until all members are there
@@ -468,20 +468,20 @@ class MemberTrainer:
 def train_members(
     paths: Mapping[int, Path],
     trainer: Callable[[], MemberTrainer],
+    finished: Callable[[int, Path], None],
     *,
     workers: int,
     threads: int,
-    progress: Progress,
 ) -> None:
     """Train the given members in one process or several; each is written when it is finished.
 
     Args:
         paths: the folder of each member, by number; none of them may exist.
         trainer: makes the trainer of a process.
+        finished: called for each member.
         workers: number of processes, >= 1; 1 trains in this process.
         threads: threads of each process. The last bits of sums depend on this number, so a member
             depends on it, too.
-        progress: told of every finished member.
 
     Raises:
         ValueError: as `MemberTrainer`.
@@ -496,7 +496,7 @@ def train_members(
             made = trainer()
             for shard, path in paths.items():
                 made.train(shard, path)
-                progress.finished(shard, path)
+                finished(shard, path)
         finally:
             torch.set_num_threads(before)
         return
@@ -510,7 +510,7 @@ def train_members(
         running = {executor.submit(_train, *one): one for one in paths.items()}
         for future in as_completed(running):
             future.result()
-            progress.finished(*running[future])
+            finished(*running[future])
     except BrokenProcessPool as error:
         raise RuntimeError(
             "a worker process ended early, and finished members are kept: in a script, call this "
@@ -542,8 +542,11 @@ def _train(shard: int, path: Path) -> None:
     _worker.train(shard, path)
 
 
-class Progress:
-    """A progress bar on a terminal, and a line per finished member with the time left.
+@contextmanager
+def progress(
+    steps: Mapping[int, int], say: Callable[[str], None]
+) -> Iterator[Callable[[int, Path], None]]:
+    """Show a bar on a terminal, and yield what says that a member is finished, and the time left.
 
     The work of a member is measured by its steps: an empty shard has none. Values that depend on
     the text of a shard, such as its validation loss, are only logged and never in a line.
@@ -552,31 +555,20 @@ class Progress:
         steps: expected steps of each member to be trained.
         say: called with each line.
     """
+    left, total, begun = dict(steps), sum(steps.values()), time.monotonic()
+    shown = "{percentage:3.0f}% |{bar}| {elapsed}, {remaining} left"
+    with tqdm(total=total, disable=None, leave=False, bar_format=shown) as bar:
 
-    def __init__(self, steps: Mapping[int, int], say: Callable[[str], None]) -> None:
-        self._left, self._say, self._begun = dict(steps), say, time.monotonic()
-        self._members, self._steps = len(steps), sum(steps.values())
-        self._bar = tqdm(
-            total=self._steps,
-            disable=None,
-            leave=False,
-            bar_format="{percentage:3.0f}% |{bar}| {elapsed}, {remaining} left",
-        )
+        def finished(shard: int, path: Path) -> None:
+            bar.update(left.pop(shard))
+            rest, words = sum(left.values()), ""  # before there is a speed
+            if (done := total - rest) or not rest:
+                seconds = (time.monotonic() - begun) * rest / max(done, 1)
+                words = f", {tqdm.format_interval(seconds)} left"
+            say(f"{path.name}: finished ({len(steps) - len(left)} of {len(steps)}{words})")
+            bar.clear()
+            record = read_member_record(path)
+            found = (record["shard"]["documents"], record["tokens"], record["validation"])
+            _LOG.info("%s: %d documents, %d tokens, validation %s", path.name, *found)
 
-    def finished(self, shard: int, path: Path) -> None:
-        """Print the line of a finished member, and log its losses."""
-        self._bar.update(self._left.pop(shard))
-        left, count = sum(self._left.values()), self._members - len(self._left)
-        shown = ""  # before there is a speed
-        if (done := self._steps - left) or not left:
-            seconds = (time.monotonic() - self._begun) * left / max(done, 1)
-            shown = f", {tqdm.format_interval(seconds)} left"
-        self._say(f"{path.name}: finished ({count} of {self._members}{shown})")
-        self._bar.clear()
-        record = read_member_record(path)
-        found = (record["shard"]["documents"], record["tokens"], record["validation"])
-        _LOG.info("%s: %d documents, %d tokens, validation %s", path.name, *found)
-
-    def close(self) -> None:
-        """Remove the bar."""
-        self._bar.close()
+        yield finished

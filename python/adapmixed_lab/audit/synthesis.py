@@ -28,8 +28,7 @@ from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.mechanisms.mechanism import NextToken
 from adapmixed.mechanisms.rows import Rows
 from adapmixed.synthesis import Synthesis, synthesize
-from adapmixed.synthesis.journal import Journal
-from adapmixed.synthesis.run import dealt
+from adapmixed.synthesis.run import Journal, dealt
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit import Effort, Finding
 from adapmixed_lab.audit.canaries import flight_dialogue

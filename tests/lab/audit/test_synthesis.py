@@ -11,7 +11,7 @@ import torch
 
 from adapmixed.rng import SeededRandom
 from adapmixed.synthesis import Synthesis
-from adapmixed.synthesis.journal import Journal
+from adapmixed.synthesis.run import Journal
 from adapmixed_lab.audit import synthesis
 from adapmixed_lab.audit.search import uncharged
 from adapmixed_lab.audit.synthesis import DELTA, NAMES, TOKENS
