@@ -12,6 +12,7 @@ from tiny_models import POSITIONS, VOCAB
 from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
+from adapmixed.ensemble.decoder import written_layers
 from adapmixed.text import left_padded
 
 Make = Callable[..., list[Path]]
@@ -44,7 +45,9 @@ class Sequences:
         self.lengths = {row: n for row, n in self.lengths.items() if row not in rows}
 
     def join(self, lengths: Mapping[int, int], new: int) -> None:
-        self.decoder.join(Sequences(self.ensemble, lengths, new_tokens=new).decoder)
+        joining = Sequences(self.ensemble, lengths, new_tokens=new).decoder
+        self.decoder.join(joining)
+        assert not written_layers(joining._cache)  # its memory is free
         self.lengths |= lengths
 
     def check(self, rtol: float) -> None:

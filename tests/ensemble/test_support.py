@@ -119,12 +119,11 @@ def without(ignored: str) -> Callable[[Any], None]:
 @pytest.mark.parametrize(
     ("family", "change", "reason"),
     [
-        (
-            "llama",
-            hooked(lambda one: one + 2.0**-10 * one.mean(0, True)),
-            "row of a batch changes another",
-        ),
-        ("llama", hooked(lambda one: one + 2.0**-10 * one.roll(2, 0)), "one row of a batch"),
+        # All rows, that of two rows before, that of another member's same sequence, the first one.
+        ("llama", hooked(lambda one: one + one.mean(0, True) / 999), "one row of a batch"),
+        ("llama", hooked(lambda one: one + one.roll(2, 0) / 999), "one row of a batch"),
+        ("llama", hooked(lambda one: one + one.roll(len(one) // 3, 0) / 999), "one row of a batch"),
+        ("llama", hooked(lambda one: one + one[:1] / 999), "one row of a batch"),
         ("llama", hooked(lambda one: one + 0.5 * one[:, -1:]), "a later token"),
         ("llama", hooked(lambda one: one * one.shape[1]), "cache changes"),
         ("llama", hooked(lambda one: one[..., :3]), "RuntimeError"),

@@ -154,10 +154,8 @@ def test_a_killed_rank_ends_the_command(models: Path, tmp_path: Path) -> None:
     assert [status_of(child) for child in children] == [0, 0], said(tmp_path, 0)
     again = read_ledger(ledger)
     assert again.guarantee.queries == reading.guarantee.queries + 8
-    assert f"holds {again.charges} records" in said(tmp_path, 0)[1] and said(tmp_path, 1) == (
-        "",
-        "",
-    )
+    assert f"holds {again.charges} records" in said(tmp_path, 0)[1]
+    assert said(tmp_path, 1) == ("", "")
 
 
 # An evaluation that is killed continues from its result file, on any number of ranks.

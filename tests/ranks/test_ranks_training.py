@@ -70,9 +70,8 @@ def test_ranks_wait_longer_than_their_timeout(tmp_path: Path) -> None:
 
         children += started(2, work, tmp_path / f"{slow}", timeout=3.0)
     assert [status_of(child) for child in children] == [0] * 4
-    assert [result(tmp_path / f"{slow}", rank) for slow in range(2) for rank in range(2)] == [
-        None
-    ] * 4
+    found = [result(tmp_path / f"{slow}", rank) for slow in range(2) for rank in range(2)]
+    assert found == [None] * 4
 
 
 def test_ranks_that_train_something_else(tmp_path: Path) -> None:

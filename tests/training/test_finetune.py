@@ -50,7 +50,7 @@ def stream(seed: int, length: int = 90, successors: int = 2) -> list[int]:
 def settings(base: Any, adapt: str = "head") -> FinetuneConfig:
     """Return settings of members of the output layer, or of the first target of the family."""
     first = TARGETS.get(base.config.model_type, [""])[0]
-    return replace(CONFIG, target_modules=(head_name(base) if adapt == "head" else first,))
+    return replace(CONFIG, target_modules=(first if adapt == "first" else head_name(base),))
 
 
 def weights(model: Any) -> dict[str, Tensor]:
@@ -129,12 +129,13 @@ def test_blocks_cover_the_stream_and_score_no_filling() -> None:
         token_blocks([1, 2], 1)
 
 
-@pytest.mark.parametrize("adapt", ["first", "head"])
+@pytest.mark.parametrize("adapt", ["first", "head", "head in bf16"])
 @pytest.mark.parametrize("change", [{}, {"steps": 40}, {"shared_a": True}])
 def test_training_depends_on_shard_and_seed_only(
     base: Any, adapt: str, change: dict[str, Any]
 ) -> None:
     """A trainer's members have no trace of those that it trained before, or of random numbers."""
+    base = base.to(torch.bfloat16 if "bf16" in adapt else torch.float32)
     config = replace(settings(base, adapt), **change)
     trainer = AdapterTrainer(base, config)
 

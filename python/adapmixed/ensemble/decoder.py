@@ -159,6 +159,7 @@ class Decoder:
         for layer, more in pairs:
             sources = [(layer, own), (more, joining)]
             regroup(layer, sources, len(own), self._ensemble.begun + width, self.window)
+            more.keys = more.values = more._blocks = None  # no second copy of other layers
         self._padding = torch.cat([one._padding + width - one.length for one in (self, other)])
         self._left = torch.cat([self._left, other._left])
         self.length = width

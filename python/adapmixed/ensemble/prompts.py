@@ -27,13 +27,7 @@ from adapmixed.ensemble.lora import MISSING
 from adapmixed.ensemble.members import fingerprint
 from adapmixed.ensemble.public_model import base_files, load_base
 from adapmixed.limits import check_count, check_models, check_type
-from adapmixed.text import (
-    beginning_of,
-    begun,
-    check_prompt,
-    end_of_text,
-    plain_ids,
-)
+from adapmixed.text import beginning_of, begun, check_prompt, end_of_text, plain_ids
 
 LONGEST = 256
 """Tokens of a record that a prompt holds unless told otherwise; the others are cut."""

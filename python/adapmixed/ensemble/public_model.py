@@ -17,6 +17,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import product
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -493,7 +494,7 @@ def max_positions(config: Any) -> int | None:
 def check_behaviour(ensemble: Ensemble) -> None:
     """Try a model of an untested type on a few tokens.
 
-    All rows of a sequence must keep every bit if the other sequences of the batch change. Up to
+    A row of a batch must keep every bit if all other rows, of members and sequences, change. Up to
     rounding, a later token must not change earlier logits. Up to rounding, a cache, left padding
     and a decoder whose sequences join and leave must give the logits of a single pass. This finds
     gross faults only: longer windows are not tried.
@@ -517,10 +518,14 @@ def _fault(ensemble: Ensemble) -> str | None:
     padded = tokens[None]
     ids = padded[:, _PADDING:]
     whole = _rows(ensemble.forward(ids, None, None))
-    for others in (1, 2):
-        batches = [[ids, *[(ids + step) % ensemble.vocab_size] * others] for step in (1, 2)]
-        first, second = (_rows(ensemble.forward(torch.cat(one), None, None)) for one in batches)
-        if not torch.equal(first[:, 0], second[:, 0]):
+    copies = len(whole) if ensemble.trunk.repeats_input else 1
+    for rows, kept in product((copies, 2 * copies, 3 * copies), (0, -1)):
+        first = (ids + torch.arange(rows, device=device)[:, None]) % ensemble.vocab_size
+        second = (first + rows) % ensemble.vocab_size
+        second[kept] = first[kept]  # all others change
+        outputs = (ensemble.model(input_ids=one, use_cache=False) for one in (first, second))
+        found = (_rows(ensemble.output_layer.split(one.logits, ()))[kept, kept] for one in outputs)
+        if not torch.equal(*found):
             return "one row of a batch changes another"
     other = ids.clone()
     other[:, -1] = (other[:, -1] + 1) % ensemble.vocab_size
