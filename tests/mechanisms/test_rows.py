@@ -1,6 +1,6 @@
 """Temperature, top-k, the active vocabulary and its tail: rows, answers, draws, errors.
 
-`test_enumerated` shows that guarantees hold with them.
+`test_distributions` shows that guarantees hold with them.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
      "mechanisms/test_paper.py::test_no_rounding_exceeds_the_configured_epsilon"),
     ("adapmixed.privacy.costs:charge_rounding", "charges lack the others' rounding",
      changed(lambda _: (0.0, 0.0)),
-     "mechanisms/test_enumerated.py::test_an_emptied_member_costs_at_most_its_own_charge"),
+     "mechanisms/test_distributions.py::test_an_emptied_member_costs_at_most_its_own_charge"),
     ("adapmixed.mechanisms.mechanism:NextToken.sample", "tokens are drawn in single precision",
      instead(single_precision),
      "mechanisms/test_distributions.py"
