@@ -228,19 +228,6 @@ def test_what_an_accountant_refuses_raises_before_anything_is_read() -> None:
         assert not fake.budgets
 
 
-def test_neighbours() -> None:
-    pool: dict[str, Mechanism] = {"pool": ClippedLogPool(-0.5, 0.5, queries=200)}
-    zero_out, replaced = (
-        run(FakeEnsemble(), stream(101), pool, block=101, adjacency=question)[0].guarantee
-        for question in ("zero_out", "replace_one")
-    )
-    assert zero_out.epsilon < replaced.epsilon
-    assert [g.adjacency for g in (zero_out, replaced)] == ["zero_out", "replace_one"]
-    # A guarantee under the paper's leave-one-out names it, even if another adjacency was given.
-    ada = {"ada": replace(NOISY, adjacency="add_remove")}
-    assert run(FakeEnsemble(), stream(101), ada)[0].guarantee.adjacency == "add_remove"
-
-
 def test_the_unprotected_pool_is_its_formula() -> None:
     """p ∝ q exp(κ mean_i log p_i/q), the members unclipped."""
     ensemble, tokens = FakeEnsemble(5), stream(60)

@@ -15,7 +15,6 @@ import torch
 from privacy_cases import (
     BOXED,
     DELTA,
-    POOLED,
     bound,
     clipped,
     gaussian_delta,
