@@ -1,19 +1,19 @@
-"""``adapmixed generate`` and ``chat``: prompts, conversations, budgets, ledgers, errors."""
+"""``adapmixed generate``, ``chat`` and ``compare``: prompts, conversations, budgets, ledgers."""
 
 from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from trained_demo import DEMO_ENSEMBLE, MODELS
+from trained_demo import MODELS
 
 from adapmixed.cli import main
 from adapmixed.data import demo_base
-from adapmixed.ensemble import Manifest, read_manifest, write_manifest
 from adapmixed.generation import PrivateGenerator
 from adapmixed.privacy import Accountant, read_ledger
 
@@ -142,12 +142,6 @@ def test_budgets_of_shards_go_on_from_their_ledger(
     assert read_ledger(path).charges == charges
 
 
-def demo_base_name() -> str:
-    """Return the base's name in the demonstration's adapters."""
-    config = DEMO_ENSEMBLE / "member-000" / "adapter_config.json"
-    return Path(json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"]).name
-
-
 def test_chat_line_by_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,20 +167,10 @@ def test_chat_line_by_line(
 def test_chat_remembers_the_conversation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    base = tmp_path / demo_base_name()
-    shutil.copytree(demo_base(), base)
-    settings = json.loads((base / "tokenizer_config.json").read_text(encoding="utf-8"))
-    settings["chat_template"] = (
-        "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}<assistant>"
-    )
-    (base / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
-    member = DEMO_ENSEMBLE / "member-000"
-    ensemble = tmp_path / "ensemble"
-    ensemble.mkdir()
-    shutil.copytree(member, ensemble / "member-000")
-    layers = read_manifest(DEMO_ENSEMBLE).adapted
-    write_manifest(ensemble, Manifest(str(base), ("member-000",), layers))
-    models = ["--base", str(base), "--ensemble", str(ensemble), "--max-new-tokens", "4", *FIRST]
+    base = Path(shutil.copytree(demo_base(), tmp_path / "base"))
+    template = "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}<assistant>"
+    (base / "chat_template.jinja").write_text(template)
+    models = ["--base", str(base), *MODELS[2:], "--max-new-tokens", "4", *FIRST]
     typed(monkeypatch, "What is it?\nAnd why?\n")
     assert main(["chat", *models]) == 0
     conversation = capsys.readouterr().out
@@ -198,3 +182,41 @@ def test_chat_remembers_the_conversation(
     assert conversation == first + capsys.readouterr().out
     assert main(["generate", *models, "--chat", "--prompt", "What is it?"]) == 0
     assert capsys.readouterr().out.strip()
+
+
+# compare: continuations of the same random numbers, marked as uncharged.
+
+
+def columns(capsys: pytest.CaptureFixture[str], mechanism: str, *prompts: str) -> list[list[str]]:
+    """Return each prompt's columns, without the lines' spaces."""
+    short = ["--max-new-tokens", "12", "--seed", "3"]
+    given = [part for prompt in prompts for part in ("--prompt", prompt)]
+    assert main(["compare", *MODELS, *short, "--mechanism", mechanism, *given]) == 0
+    output = capsys.readouterr().out
+    marked, *parts = re.split(r"^'(.*)'\n\n", output, flags=re.MULTILINE)
+    assert "no guarantee covers them. Do not publish them" in " ".join(marked.split())
+    found = []
+    for prompt, table in zip(parts[::2], parts[1::2], strict=True):
+        assert prompt in prompts
+        titles, rule, *lines = table.rstrip("\n").split("\n")
+        ends = [match.span() for match in re.finditer("─+", rule)]
+        assert titles.split() == ["public", mechanism.split()[0], "unprotected"]
+        found.append([" ".join(line[a:b].strip() for line in lines).strip() for a, b in ends])
+    return found
+
+
+def test_continuations_share_their_random_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    prompts = ("The try statement", "A class")
+    near = columns(capsys, "clipped-mixing lower=0.9999 upper=1.0001", *prompts)
+    assert len(near) == 2 and all(len(one) == 3 for one in near)
+    for public, private, unprotected in near:
+        assert public == private != unprotected
+    far = columns(capsys, "clipped-log-pool lower=-8 upper=8 scale=4", *prompts)
+    assert [one[::2] for one in far] == [one[::2] for one in near]
+    assert [one[1] for one in far] != [one[1] for one in near]
+    # A prompt's numbers do not depend on the others.
+    assert columns(capsys, "clipped-mixing lower=0.9999 upper=1.0001", prompts[1]) == near[1:]
+    assert list(tmp_path.iterdir()) == []  # nothing is charged or written

@@ -1,8 +1,9 @@
-"""What commands share: --mechanism, progress, --device and --dtype without a GPU."""
+"""What commands share: --mechanism, progress, --device and --dtype without a GPU, and doctor."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,15 @@ def test_the_time_left_is_that_of_the_work_since_a_resumption(
     update(920, 1000)
     close()
     assert capsys.readouterr().err == "920 of 1,000 tokens, 02:40 left\n"
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--base", str(demo_base())]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert {"instruction_set", "cuda", "compiler"} <= facts["build"].keys()
+    assert isinstance(facts["gpus"], list) and isinstance(facts["transformers_is_tested"], bool)
+    assert facts["torch"]
+    assert facts["1000_head_members_take"] == "0.04 GB in bfloat16 at rank 8"
 
 
 # --mechanism, and the command that lists its names and keys.
