@@ -33,7 +33,7 @@ _FIRST = (
     "test_headline.py",
     "test_benchmarks.py",
     "lab/reproduce/test_reproduce_command.py",
-    "training/test_folder.py",
+    "training/test_run.py",
 )
 _RANKS = {Path(__file__).parent / name: rank for rank, name in enumerate(_FIRST)}
 _DEMO = "ADAPMIXED_TESTS_DEMO"  # read by `trained_demo`; child processes inherit it

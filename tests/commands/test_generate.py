@@ -15,7 +15,6 @@ from trained_demo import MODELS
 from adapmixed.cli import main
 from adapmixed.data import demo_base
 from adapmixed.generation import PrivateGenerator
-from adapmixed.privacy import Accountant, read_ledger
 
 pytestmark = pytest.mark.usefixtures("demo_ensemble")
 FIRST = ["--mechanism", "public", "--top-k", "1"]  # the likeliest public token, without a draw
@@ -26,13 +25,25 @@ def typed(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
 
 
-def test_several_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "prompts.txt"
+def test_several_prompts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers of a batch are written before the next one."""
+    file, answered, lines = tmp_path / "prompts.txt", PrivateGenerator.generate, list[str]()
+
+    def watched(self: Any, batch: Any, **options: Any) -> Any:
+        lines.extend([*capsys.readouterr().out.splitlines(), f"{len(batch)} prompts"])
+        return answered(self, batch, **options)
+
     file.write_text("\ufeffThe\fvalue\nIf the name\n\n", encoding="utf-8")
     arguments = ["generate", *MODELS, *FIRST, "--max-new-tokens", "5"]
-    assert main([*arguments, "--prompt", "The try", "--prompts", str(file)]) == 0
-    out = capsys.readouterr()
-    answers = [json.loads(line) for line in out.out.splitlines()]
+    with monkeypatch.context() as patched:
+        patched.setattr(PrivateGenerator, "generate", watched)
+        several = ["--prompt", "The try", "--prompts", str(file), "--batch", "2"]
+        assert main([*arguments, *several]) == 0
+    lines += capsys.readouterr().out.splitlines()
+    assert [lines.pop(at) for at in (3, 0)] == ["1 prompts", "2 prompts"]
+    answers = [json.loads(line) for line in lines]
     assert [a["prompt"] for a in answers] == ["The try", "The\fvalue", "If the name"]
     assert main([*arguments, "--prompt", "If the name"]) == 0
     alone = capsys.readouterr().out
@@ -41,29 +52,6 @@ def test_several_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert alone.startswith(capsys.readouterr().out.rstrip("\n"))
     assert main(arguments) == 2
     assert "--prompt or --prompts must give at least one prompt" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_many_prompts_are_answered_in_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """300 prompts fit 64 MB, and the answers of a batch are written before the next one."""
-    file = tmp_path / "prompts.txt"
-    file.write_text("The value of x is\n" * 300, encoding="utf-8")
-    arguments = ["generate", *MODELS, *FIRST, "--max-new-tokens", "1", "--prompts", str(file)]
-    arguments += ["--memory", "64M"]
-    sizes, answered = [], PrivateGenerator.generate
-
-    def counted(self: Any, batch: Any, **options: Any) -> Any:
-        written = len(capsys.readouterr().out.splitlines())
-        assert written == (sizes[-1] if sizes else 0)
-        sizes.append(len(batch))
-        return answered(self, batch, **options)
-
-    monkeypatch.setattr(PrivateGenerator, "generate", counted)
-    assert main(arguments) == 0
-    assert sum(sizes) == 300 and len(sizes) > 1 and len(set(sizes[:-1])) == 1
-    assert len(capsys.readouterr().out.splitlines()) == sizes[-1]
 
 
 def test_what_depends_on_private_data_is_for_the_operator(
@@ -95,10 +83,20 @@ def test_a_command_goes_on_with_its_ledger(
     ledger = tmp_path / "ledger.db"
     given = [*command, *MODELS, "--mechanism", f"{POOL[1]} {plan[0]}", *plan[1:]]
     given += ["--ledger", str(ledger), "--max-new-tokens"]
-    for more, words in ((["3"], " is new."), (["2", "--no-create"], ": ")):
+    for more, words in ((["3"], " is new."), (["2", "--no-create", "--operator"], ": ")):
         typed(monkeypatch, "The\n")
         assert main([*given, *more]) == 0
-        assert f"Ledger {ledger}{words}" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert f"Ledger {ledger}{words}" in said
+        shown = [line for line in said.splitlines() if line.startswith("  ")]
+        told = "PRIVATE, for the operator: spent of a budget of" in said
+        assert told == bool(shown) == ("--operator" in more and "--epsilon" in plan)
+    if "--epsilon" in plan:
+        assert len(shown) == 64 and "a budget of every shard" in said
+        for other in ("--epsilon=4", "--delta=2e-6"):
+            assert main([*given, "2", other]) == 2
+            words = f"{other.partition('=')[0]} must be what the ledger was created with"
+            assert words in capsys.readouterr().err
 
 
 def test_a_cold_answer_does_not_depend_on_the_randomness(
@@ -112,34 +110,6 @@ def test_a_cold_answer_does_not_depend_on_the_randomness(
     assert said[0] == said[1] != ""
     assert main([*arguments[:-4], *FIRST, "--max-new-tokens", "6"]) == 0
     assert capsys.readouterr().out == said[2]  # one token is left: the likeliest of q
-
-
-@pytest.mark.slow
-def test_budgets_of_shards_go_on_from_their_ledger(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, mechanism = tmp_path / "ledger.db", "clipped-log-pool lower=-0.5 upper=1 scale=2"
-    arguments = ["--prompt", "The try statement", "--max-new-tokens", "4", "--epsilon", "3"]
-    arguments += ["--mechanism", mechanism, "--ledger", str(path)]
-    spent = []
-    for operator in (False, True):
-        assert main(["generate", *MODELS, *arguments, *(["--operator"] * operator)]) == 0
-        error = capsys.readouterr().err
-        assert "ε = 3" in error and "a budget of every shard" in error
-        assert "may be published" in error
-        shown = [line for line in error.splitlines() if line.startswith("  ")]
-        assert len(shown) == 64 * operator
-        assert ("PRIVATE, for the operator: spent of a budget of" in error) == operator
-        with Accountant(1e-5, epsilon=3.0, path=path, create=False) as accountant:
-            spent.append(accountant.spent)
-            assert spent[-1].max() <= accountant.limit
-    assert (spent[0] > 0).all() and (spent[1] > spent[0]).all()
-    charges = read_ledger(path).charges
-    for other in (["--epsilon", "4"], ["--delta", "2e-6"]):
-        assert main(["generate", *MODELS, *arguments, *other]) == 2
-        error = capsys.readouterr().err
-        assert f"{other[0]} must be what the ledger was created with" in error
-    assert read_ledger(path).charges == charges
 
 
 def test_chat_line_by_line(

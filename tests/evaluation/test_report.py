@@ -7,6 +7,7 @@ import math
 import platform
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -222,12 +223,7 @@ def test_without_a_gain_there_is_no_share(gain: list[float], words: str) -> None
 # Intervals of paired differences, and the share of a gain that is kept.
 
 
-def blocks_of(losses: list[float]) -> Evaluation:
-    """Return an evaluation whose blocks of 64 queries have these mean losses."""
-    so_far = [math.exp(sum(losses[:k]) / k) for k in range(1, len(losses) + 1)]
-    points = tuple((64 * (k + 1), value) for k, value in enumerate(so_far))
-    one = evaluation("m", "fixed", epsilon=1.0, perplexity=so_far[-1])
-    return replace(one, queries=64 * len(losses), perplexities=points)
+blocks_of = partial(lossy, "m", "fixed", epsilon=1.0)
 
 
 def test_paired_differences_have_the_interval_of_a_block_bootstrap() -> None:

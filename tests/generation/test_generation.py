@@ -246,12 +246,18 @@ def continued(ensemble: Ensemble, prompts: Any, **settings: Any) -> list[str]:
     return generator(ensemble).generate(prompts, **(LIKELIEST | settings))
 
 
-def test_a_ledger_knows_the_active_vocabulary_of_its_generator(demo: Ensemble) -> None:
-    accountant, pool = Accountant(1e-5), ClippedLogPool(-0.1, 0.1, queries=50)
-    generator(demo, pool, accountant, active=300).generate("The", max_new_tokens=2)
+def test_a_ledger_is_bound_to_its_generator_before_any_charge(demo: Ensemble, path: Path) -> None:
+    accountant, pool = Accountant(1e-5, path=path), ClippedLogPool(-0.1, 0.1, queries=50)
+    with pytest.raises(ValueError, match=r"rng must be SecureRandom\(\) if charges go to a led"):
+        generator(demo, pool, accountant)  # whose source is seeded
+    assert accountant.charges == 0
+    for _ in range(2):
+        one = generator(demo, pool, accountant, active=300, rng=SecureRandom())
+        assert accountant.charges == read_ledger(path).charges == 1
+    one.generate("The", max_new_tokens=2)
     for active in (299, None):
         with pytest.raises(ValueError, match="'active_tokens': 300"):
-            generator(demo, pool, accountant, active=active)
+            generator(demo, pool, accountant, active=active, rng=SecureRandom())
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.7}, {"top_k": 40}], ids=str)
@@ -313,21 +319,15 @@ def test_temperature_and_top_k_are_of_each_call(demo: Ensemble, spy: Watch) -> N
     assert text == continued(demo, PROMPT, max_new_tokens=1)[0]  # one token is left: q's
 
 
-def test_padded_prompts_answer_as_they_do_alone(demo: Ensemble) -> None:
-    prompts = ["If", "The value of the expression is", PROMPT]
-    together = continued(demo, prompts, max_new_tokens=12)
-    assert together == [continued(demo, p, max_new_tokens=12)[0] for p in prompts]
-    assert len(set(together)) == 3
-
-
 def test_batches_answer_as_one_and_are_checked_at_once(demo: Ensemble) -> None:
     prompts = ["If", "The value of the expression is", PROMPT, "The", "For"]
     here = generator(demo)
     assert here.batches(prompts, 3) == [prompts]
     pairs = here.batches(prompts, 3, 2)
     assert list(map(len, pairs)) == [2, 2, 1]
-    answers = [text for p in pairs for text in here.generate(p, max_new_tokens=3, **LIKELIEST)]
-    assert answers == continued(demo, prompts, max_new_tokens=3)
+    answers = [text for p in pairs for text in continued(demo, p, max_new_tokens=12)]
+    assert answers == continued(demo, prompts, max_new_tokens=12) and len(set(answers)) == 5
+    assert answers == [continued(demo, p, max_new_tokens=12)[0] for p in prompts]
     # As many as fit: one more than a batch holds raises.
     length = len(tokens_of(demo, PROMPT)[0])
     most = generator(demo, FIRST).answer_bytes(1.0, None)
@@ -494,38 +494,3 @@ def test_arguments_of_another_kind_raise(
         with pytest.raises(ValueError, match=rf"{name}(\[0\]|\[1\])?.* must (be|hold|have) "):
             call(**given | {name: value})  # type: ignore[operator]
     assert accountant.queries == 0
-
-
-def test_generators_of_one_binding_share_an_accountant_and_its_budget(
-    demo: Ensemble, tmp_path: Path
-) -> None:
-    path = tmp_path / "ledger.db"
-    settings: dict[str, Any] = {"rng": SecureRandom()}
-    with Accountant(1e-5, epsilon=1.5, path=path) as accountant:
-        with pytest.raises(
-            ValueError, match=r"rng must be SecureRandom\(\) if charges go to a led"
-        ):
-            generator(demo, POOL, accountant)  # whose source is seeded
-        assert accountant.charges == 0
-        first = generator(demo, POOL, accountant, **settings)
-        second = generator(demo, ClippedLogPool(-0.1, 0.1), accountant, **settings)
-        assert accountant.charges == 1  # one binding, on the device before any charge
-        assert read_ledger(path).account.binding is not None
-        first.generate(PROMPT, max_new_tokens=3)
-        spent, queries = accountant.spent, accountant.queries
-        assert bool((spent > 0).all())
-        second.generate(["If", "The"], max_new_tokens=3, temperature=0.8, top_k=20)
-        assert bool((accountant.spent > spent).all()) and accountant.queries > queries
-        assert first.guarantee == second.guarantee == accountant.guarantee()
-        while bool((accountant.spent < 0.9 * accountant.limit).any()):
-            first.generate(PROMPT, max_new_tokens=20)
-        # One has spent the budget that the other shares, so both answer q now.
-        retired = accountant.spent
-        second.generate(PROMPT, max_new_tokens=20)
-        assert bool((accountant.spent <= accountant.limit).all())
-        assert bool((accountant.spent - retired < 0.1 * accountant.limit).all())
-        assert first.guarantee.epsilon <= 1.5  # type: ignore[operator]
-    with Accountant(1e-5, epsilon=1.5, path=path) as accountant:
-        third = generator(demo, POOL, accountant, **settings)
-        assert bool((accountant.spent >= retired).all())
-        assert third.guarantee.queries == read_ledger(path).guarantee.queries

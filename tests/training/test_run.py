@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import json
 import logging
 import os
+import signal
 import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import psutil
 import pytest
 import torch
 from families import tiny as model_of
+from processes import forked, killed_before, status_of, until
 from training_cases import (
     CONFIG,
     KEY,
@@ -35,10 +39,17 @@ from adapmixed.data import Corpus
 from adapmixed.ensemble import Ensemble, read_manifest
 from adapmixed.ensemble.members import read_member_record
 from adapmixed.files import sole_writer
-from adapmixed.training import assign_shards, train_ensemble
+from adapmixed.training import assign_shards, blocks, train_ensemble
 from adapmixed.training.shards import await_path
 
 HOMES = dict(zip(USERS, assign_shards(USERS, NUM_MODELS, key=bytes.fromhex(KEY)), strict=True))
+
+
+@pytest.fixture(scope="module")
+def reference(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Return the files of an uninterrupted run."""
+    torch.set_num_threads(1)
+    return trained(a_run(tmp_path_factory.mktemp("reference"), tiny))
 
 
 @pytest.mark.parametrize("target", ["lm_head", "c_attn"])
@@ -340,3 +351,59 @@ def test_conversations_are_trained_on_as_the_base_renders_them(tmp_path: Path) -
     one, other = (read_manifest(tmp_path / name) for name in ("ensemble", "same"))
     assert one.training["corpus_hmac"] == other.training["corpus_hmac"]
     assert one.training["corpus"]["chat_column"] == "messages"
+
+
+# A trainer killed at any moment leaves complete files, and the next run ends with the same.
+
+
+def assert_whole(folder: Path, reference: dict[str, bytes]) -> None:
+    """Assert that every file but temporary ones equals the file of the finished run."""
+    for path, content in contents(folder).items() if folder.exists() else ():
+        if not path.startswith(".tmp-"):
+            assert content == reference[path], path
+
+
+@pytest.mark.parametrize("target", ["c_attn", "lm_head"])
+@pytest.mark.slow
+def test_killed_before_every_change_of_the_disk(
+    tiny: Path, tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This includes the hidden states of output-layer members, which are in a file here."""
+    monkeypatch.setattr(blocks, "IN_MEMORY", 0)
+    small: dict[str, Any] = {"num_models": 1, "validation_fraction": 0.0}
+    small["config"] = replace(CONFIG, epochs=1, target_modules=(target,))
+    run = a_run(tmp_path, tiny, "undisturbed", **small)
+    reference = trained(run)
+    for number in itertools.count(1):
+        run = a_run(tmp_path, tiny, str(number), **small)
+        status = killed_before(lambda: trained(run), number)  # noqa: B023
+        assert_whole(run.output, reference)
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL
+        assert trained(run) == reference, number
+        left = {path.name for path in (tmp_path / f"{number}.private").iterdir()}
+        assert left == {"run.json", "shard.key"}
+    assert number > 20
+
+
+@pytest.mark.slow
+def test_worker_processes_give_the_same_and_end_with_their_parent(
+    tiny: Path, tmp_path: Path, reference: dict[str, bytes]
+) -> None:
+    whole, killed = a_run(tmp_path, tiny, "whole"), a_run(tmp_path, tiny, "killed")
+
+    def work() -> None:
+        for run in (whole, killed):
+            train_ensemble(run, workers=2, say=lambda line: None)
+
+    child = forked(work)
+    until(lambda: list(killed.output.glob("member-*")), seconds=120)
+    workers = psutil.Process(child).children(recursive=True)
+    os.kill(child, signal.SIGKILL)
+    assert status_of(child) == -signal.SIGKILL
+    assert contents(whole.output) == reference
+    assert_whole(killed.output, reference)
+    assert len(workers) >= 3  # the workers of the second run, and the server that forks them
+    until(lambda: not any(worker.is_running() for worker in workers), seconds=30)
+    assert trained(killed) == reference
