@@ -31,7 +31,6 @@ from adapmixed.mechanisms import (
     PMixED,
     PublicOnly,
     Unprotected,
-    UnprotectedPool,
 )
 from adapmixed.privacy import Accountant, BudgetSpentError
 from adapmixed.privacy.composition import ShardBudget
@@ -226,25 +225,6 @@ def test_what_an_accountant_refuses_raises_before_anything_is_read() -> None:
         with pytest.raises((ValueError, BudgetSpentError), match=words):
             run(fake, stream(401), {"m": mechanism}, block=401, **settings)
         assert not fake.budgets
-
-
-def test_the_unprotected_pool_is_its_formula() -> None:
-    """p ∝ q exp(κ mean_i log p_i/q), the members unclipped."""
-    ensemble, tokens = FakeEnsemble(5), stream(60)
-    (found,) = run(ensemble, tokens, {"pool": UnprotectedPool(3.0)})
-    ids = torch.tensor([tokens[:-1]])
-    loss = 0.0
-    for where, private, public, _ in ensemble.iter_logits(ids, memory_bytes=1 << 30):
-        own, q = private[:, 0].double().log_softmax(-1), public[0].double().log_softmax(-1)
-        pooled = (q + 3.0 * (own - q).mean(0)).log_softmax(-1)
-        loss -= float(pooled.gather(1, torch.tensor(tokens[1:])[where][:, None]).sum())
-    assert math.log(found.perplexity) == pytest.approx(loss / 59, abs=1e-6)
-    assert found.guarantee.kind == "none" and found.guarantee.epsilon is None
-    with pytest.raises(ValueError, match="it has no bound that could be charged"):
-        run(ensemble, tokens, {"pool": UnprotectedPool()}, epsilon=1.0)
-    for scale in (0.0, 101.0, math.nan):
-        with pytest.raises(ValueError, match="scale must be"):
-            UnprotectedPool(scale)
 
 
 def test_members_speak_about_the_active_vocabulary(demo_ensemble: Path) -> None:

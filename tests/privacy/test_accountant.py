@@ -38,7 +38,7 @@ from adapmixed import (
 )
 from adapmixed.errors import BudgetSpentError
 from adapmixed.limits import QUESTIONS
-from adapmixed.mechanisms import Mechanism, Ticket
+from adapmixed.mechanisms import Mechanism, Ticket, UnprotectedPool
 from adapmixed.privacy import (
     Caveat,
     Event,
@@ -643,6 +643,7 @@ def test_an_accountant_takes_events_or_tickets(event: Event) -> None:
         (AdaPMixED(18.0, 0.2), {"epsilon": 2.0}, "its losses depend on the other members"),
         (AdaPMixED(18.0, 0.2, None), {"epsilon": 2.0}, "epsilon must be None for AdaPMixED"),
         (Unprotected(), {"epsilon": 2.0}, "it has no bound that could be charged"),
+        (UnprotectedPool(), {"epsilon": 2.0}, "it has no bound that could be charged"),
         (BOX, {"epsilon": 2.0}, "its charges need an order"),
         (replace(POOL, queries=10), {"epsilon": 2.0}, "queries must be None if .* got 10: any num"),
         (replace(BOX, queries=None), {}, "queries must be given to ClippedMixing"),

@@ -24,7 +24,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from privacy_cases import DELTA, answer, charged, offer, state
-from processes import ended
+from processes import ended, killed_before
 
 from adapmixed.errors import (
     LedgerBusyError,
@@ -43,31 +43,17 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.db"
 
 
-def killed_after(number: int, work: Callable[[], object]) -> int:
-    """Work in a child that is killed after its number-th change of a database or a folder."""
-    left = [number]
+class Marked(sqlite3.Connection):
+    """A connection whose changes are each followed by a call that kills a process."""
 
-    def step(call: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*values: Any, **named: Any) -> Any:
-            found = call(*values, **named)
-            left[0] -= not str(values[-1]).startswith(("SELECT", "PRAGMA"))
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)  # nothing is closed, flushed or undone
-            return found
+    def execute(self, *values: Any) -> sqlite3.Cursor:
+        found = super().execute(*values)
+        if not values[0].startswith(("SELECT", "PRAGMA")):
+            os.getppid()
+        return found
 
-        return counted
 
-    class Counted(sqlite3.Connection):
-        def execute(self, *values: Any) -> sqlite3.Cursor:
-            return step(super().execute)(*values)  # type: ignore[no-any-return]
-
-    def counting() -> None:
-        sqlite3.connect = functools.partial(sqlite3.connect, factory=Counted)  # type: ignore
-        for name in ("replace", "fsync", "unlink"):
-            setattr(os, name, step(getattr(os, name)))
-        work()
-
-    return ended(counting)
+STEPS = ("replace", "fsync", "unlink", "getppid")
 
 
 def offered(number: int, epsilon: float | None, models: int = 3) -> Any:
@@ -86,13 +72,14 @@ def test_a_process_that_ends_at_any_step(tmp_path: Path, epsilon: float | None) 
         path, released = tmp_path / f"{number}.db", tmp_path / f"{number}.released"
 
         def work(path: Path = path, released: Path = released) -> None:
+            sqlite3.connect = functools.partial(sqlite3.connect, factory=Marked)  # type: ignore
             ledger = Accountant(DELTA, epsilon=epsilon, path=path)
             with open(released, "ab", buffering=0) as file:
                 for query in range(2):
                     ledger.charge(offered(query, epsilon))
                     file.write(b"x")
 
-        status = killed_after(number, work)
+        status = killed_before(work, number, STEPS)
         given = len(released.read_bytes()) if released.exists() else 0
         if status == 0:
             assert given == 2
