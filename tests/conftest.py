@@ -100,6 +100,12 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Ensemble:
 
 
 @pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return the path of a ledger that is not there yet."""
+    return tmp_path / "ledger.db"
+
+
+@pytest.fixture
 def ids() -> torch.Tensor:
     from tiny_models import VOCAB
 

@@ -507,27 +507,19 @@ def test_held_out_topics_are_in_no_shard() -> None:
     assert len(set(texts)) == len(texts)  # no paragraph occurs twice
 
 
-def test_the_public_model_is_small_and_names_no_place() -> None:
-    files = [path for path in demo_base().rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 3_000_000
-    _names_no_place_and_no_held_out_text(files)
-
-
 @pytest.mark.usefixtures("demo_ensemble")
-def test_the_ensemble_is_complete_and_names_no_place() -> None:
-    manifest = read_manifest(DEMO_ENSEMBLE)
+def test_the_demonstration_is_whole_and_names_no_place_and_no_held_out_text() -> None:
+    base, ensemble = (
+        [path for path in folder.rglob("*") if path.is_file()]
+        for folder in (demo_base(), DEMO_ENSEMBLE)
+    )
+    assert sum(path.stat().st_size for path in base) < 3_000_000
+    manifest, held_out = read_manifest(DEMO_ENSEMBLE), held_out_text()
     assert len(manifest.members) == len(manifest.shards) == 64
     assert manifest.adapted == {"lm_head": (8,)}
-    _names_no_place_and_no_held_out_text(
-        [path for path in DEMO_ENSEMBLE.rglob("*") if path.is_file()]
-    )
     config = json.loads((DEMO_ENSEMBLE / "member-000" / "adapter_config.json").read_text())
     assert "/" not in config["base_model_name_or_path"]
-
-
-def _names_no_place_and_no_held_out_text(files: list[Path]) -> None:
-    held_out = held_out_text()
-    for path in files:
+    for path in base + ensemble:
         if path.suffix == ".json":
             text = path.read_text(encoding="utf-8")
             assert "/root" not in text and "/home" not in text and "/work" not in text

@@ -108,11 +108,6 @@ class LoggedAccountant(Accountant):
             self.log.append(("charge", None))
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "ledger.db"
-
-
 @pytest.mark.parametrize("name", list(MECHANISMS))
 def test_every_step_is_charged_before_its_token_is_drawn_and_yielded(
     name: str, path: Path, spy: Watch

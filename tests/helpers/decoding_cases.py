@@ -6,21 +6,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from result_cases import NOISY
 from torch import Tensor
 
 from adapmixed.generation import PrivateGenerator
-from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, PublicOnly, Unprotected
+from adapmixed.mechanisms import Mechanism, PMixED, PublicOnly, Unprotected
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SeededRandom
 
 PROMPT = torch.tensor([[1, 2, 3], [4, 5, 6], [0, 3, 3]])
-SCREENED: dict[str, Any] = dict(
-    order=3.0, target_leakage=0.05, screen_weight=0.5, sigma=0.05, threshold=0.3, screen_top_k=4
-)
 MECHANISMS: dict[str, Mechanism] = {
     "public": PublicOnly(),
     "unprotected": Unprotected(),
-    "adapmixed": AdaPMixED(**SCREENED),
+    "adapmixed": NOISY,
     "pmixed": PMixED(8.0, 1e-5, 1000, 6.0),
 }
 

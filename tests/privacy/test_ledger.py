@@ -56,11 +56,6 @@ from adapmixed.privacy.ledger import entered, register_of, together
 from adapmixed.privacy.planner import recommended
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "ledger.db"
-
-
 @pytest.mark.parametrize("case", TOTALS)
 def test_totals_are_read_back_in_every_bit(case: str, path: Path) -> None:
     """From a ledger that is opened for each charge, and from a state."""

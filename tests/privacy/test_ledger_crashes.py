@@ -32,15 +32,10 @@ from adapmixed.errors import (
     LedgerCorruptError,
     LedgerWriteError,
 )
-from adapmixed.privacy import Accountant, PublicAnswer, read_ledger
+from adapmixed.privacy import Accountant, read_ledger
 from adapmixed.privacy import ledger as ledgers
 from adapmixed.privacy.ledger import Record
 from adapmixed.serving.admission import read_usage
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "ledger.db"
 
 
 class Marked(sqlite3.Connection):
@@ -111,47 +106,32 @@ def test_a_process_that_ends_at_any_step(tmp_path: Path, epsilon: float | None) 
     ), outcomes  # fmt: skip
 
 
-def test_a_full_database_releases_nothing(path: Path) -> None:
-    ledger = Accountant(DELTA, path=path)
-    ledger.charge(offer(answer(0)))
-    connection: Any = ledger._ledger._connection  # type: ignore[union-attr]
-    (pages,) = connection.execute("PRAGMA page_count").fetchone()
-    connection.execute(f"PRAGMA max_page_count = {pages}")
-    failed, late = offer([*answer(1), *[PublicAnswer(1)] * 3000]), offer(answer(2))
-    with pytest.raises(LedgerWriteError, match="could not be read or written: .* full"):
-        ledger.charge(failed)
-    with pytest.raises(LedgerClosedError, match="must be opened again: a charge failed"):
-        ledger.charge(late)
-    for one in (failed, late):
-        with pytest.raises(ValueError, match="its charge failed"):
-            one.release()
-    assert (ledger.charges, ledger.queries, ledger.guarantee().queries) == (2, 1, 1)
-    ledger.close()
-    with Accountant(DELTA, path=path) as again:
-        assert (again.charges, again.queries) == (2, 1)
-        again.charge(offer(answer(2)))
-    assert read_ledger(path).charges == 3
-
-
-def test_a_file_that_may_not_grow_releases_nothing(path: Path) -> None:
+def test_a_full_disk_releases_nothing(path: Path) -> None:
     """The kernel refuses a write to the write-ahead log beyond RLIMIT_FSIZE."""
 
     def work() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        ledger, charges = charged(0, path=path), 0
+        ledger, paid = Accountant(DELTA, path=path), 0
+        tickets = [offer(answer(number)) for number in range(100)]
         resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))
         with pytest.raises(LedgerWriteError, match="could not be read or written"):
-            for charges in range(100):
-                ledger.add(answer(charges))
+            for paid in range(100):
+                ledger.charge(tickets[paid])
         with pytest.raises(LedgerClosedError, match="must be opened again: a charge failed"):
-            ledger.add(answer(0))
-        path.with_name(f"charged {charges}").touch()
+            ledger.charge(tickets[-1])
+        for one in (tickets[paid], tickets[-1]):
+            with pytest.raises(ValueError, match="its charge failed"):
+                one.release()
+        assert ledger.queries == ledger.guarantee().queries == paid
+        path.with_name(f"charged {paid}").touch()
 
     assert ended(work) == 0
     (made,) = path.parent.glob("charged *")
-    charges = int(made.name.split()[1])
-    with Accountant(DELTA, path=path) as ledger:
-        assert 1 < charges <= ledger.charges <= charges + 1
+    paid = int(made.name.split()[1])
+    with Accountant(DELTA, path=path) as again:
+        assert 1 < paid <= again.queries <= paid + 1
+        again.charge(offer(answer(0)))
+        assert read_ledger(path).charges == again.charges == again.queries + 1
 
 
 def as_nobody(work: Callable[[], object]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import itertools
 import json
 import logging
@@ -13,7 +11,6 @@ import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -266,16 +263,6 @@ def test_nobody_else_reads_a_member_before_it_is_published(
     finally:
         os.umask(before)
     assert (modes["folder"], modes["shard.json"]) == (0o700, 0o600)
-
-
-def test_a_file_system_without_locks(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = a_run(tmp_path, tiny, output=tmp_path / "new" / "ensemble")
-    before = set(tmp_path.iterdir())
-    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOSYS, "no locks")))
-    refuses("ensemble.private must lie on a file system with locks", run)
-    assert set(tmp_path.iterdir()) == before
 
 
 def test_the_split_of_a_folder_and_its_files_are_recorded(tiny: Path, tmp_path: Path) -> None:
