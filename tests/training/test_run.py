@@ -36,7 +36,7 @@ from adapmixed.data import Corpus
 from adapmixed.ensemble import Ensemble, read_manifest
 from adapmixed.ensemble.members import read_member_record
 from adapmixed.files import sole_writer
-from adapmixed.training import blocks, train_ensemble
+from adapmixed.training import assign_shards, blocks, train_ensemble
 from adapmixed.training.shards import await_path
 
 
@@ -77,9 +77,6 @@ def test_an_ensemble_is_whole_and_loads(
     for name, content in contents(run.output).items():
         assert str(tmp_path).encode() not in content, name
         assert b"user-1" not in content and b"says that" not in content, name
-    # Each member has one line with the time left, which is 0 in the last line.
-    assert all(f"({number} of 40" in line for number, line in enumerate(lines, start=1))
-    assert lines[-1].endswith("(40 of 40, 00:00 left)")
     records = [read_member_record(run.output / f"member-{i:03d}") for i in range(40)]
     counts = [len(record["shard"]["identifiers"]) for record in records]
     assert sum(counts) == len(USERS) and counts.count(0) > 1 and counts.count(1) > 1
@@ -131,6 +128,30 @@ def test_the_operators_files_are_private(tiny: Path, tmp_path: Path) -> None:
     trained(other)
     drawn = other.output.with_name("ensemble.private") / "shard.key"
     assert (private / "shard.key").read_text() != drawn.read_text()
+
+
+def test_a_member_depends_on_its_shard_alone(tiny: Path, tmp_path: Path) -> None:
+    """Other members of shared shards keep every bit, and identifiers may come in any order.
+
+    Places of their own are in test_shards.py.
+    """
+    head = replace(CONFIG, target_modules=("lm_head",), steps=40, shared_a=True)
+    settings = {"config": replace(head, early_stopping=True)}
+    reference = trained(a_run(tmp_path, tiny, "reference", **settings))
+    victim = USERS[3]
+    (home,) = assign_shards([victim], NUM_MODELS, key=bytes.fromhex(KEY))
+    own = iter([row for row in rows() if row["user"] == victim][::-1])
+    for name, changed in {
+        "edited": [row | {"text": "x"} if row["user"] == victim else row for row in rows()],
+        "removed": [row for row in rows() if row["user"] != victim],
+        "reversed": [next(own) if row["user"] == victim else row for row in rows()],
+        "sorted": sorted(rows(), key=lambda row: row["user"]),
+    }.items():
+        run = a_run(tmp_path, tiny, name, **settings)
+        found = trained(replace(run, corpus=write_corpus(tmp_path / "corpus.jsonl", changed)))
+        other = {path.split("/")[0] for path in reference if found[path] != reference[path]}
+        expected = {"ensemble.json", f"member-{home:03d}"}
+        assert other == (expected if name != "sorted" else {"ensemble.json"}), name
 
 
 def test_one_run_at_a_time(tiny: Path, tmp_path: Path) -> None:
