@@ -33,7 +33,7 @@ _FIRST = (
     "test_headline.py",
     "test_benchmarks.py",
     "lab/reproduce/test_reproduce_command.py",
-    "training/test_folder.py",
+    "training/test_run.py",
 )
 _RANKS = {Path(__file__).parent / name: rank for rank, name in enumerate(_FIRST)}
 _DEMO = "ADAPMIXED_TESTS_DEMO"  # read by `trained_demo`; child processes inherit it
@@ -97,6 +97,12 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Ensemble:
         for i in range(3)
     ]
     return Ensemble.from_pretrained(base, adapters)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return the path of a ledger that is not there yet."""
+    return tmp_path / "ledger.db"
 
 
 @pytest.fixture

@@ -10,12 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from decoding_cases import answered
 from trained_demo import DEMO_ENSEMBLE
+from training_cases import write_base
 
+from adapmixed.cli import main
 from adapmixed.data import Corpus, Document, demo_base, held_out_documents, held_out_text
 from adapmixed.data.builtin import is_held_out, topic_documents
-from adapmixed.ensemble import read_manifest
+from adapmixed.ensemble import Ensemble, read_manifest
+from adapmixed.mechanisms import ClippedLogPool
+from adapmixed.privacy import Accountant, read_ledger
+from adapmixed.rng import SecureRandom
 from adapmixed.text import read_text
+from adapmixed.training import assign_shards
+from adapmixed.training.settings import PRESETS
 
 ROWS = [
     {"user": "ann", "text": "one"},
@@ -44,68 +53,58 @@ def write_table(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def test_files_of_a_folder_are_documents(tmp_path: Path) -> None:
-    (tmp_path / "b.txt").write_text("two\n\nstill two", encoding="utf-8")
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "a.txt").write_text("one", encoding="utf-8")
-    corpus = Corpus(str(tmp_path))
-    assert pairs(corpus) == [("b.txt", "two\n\nstill two"), ("sub/a.txt", "one")]
-    assert corpus.unit == "document (file)"
+HEADING = PRESETS["wikitext-103"].new_document
+LINES = "\n\n".join(map(json.dumps, ROWS))
+FILE, ROW = (f"document ({one}, by its position)" for one in ("article", "row"))
+NAMED = "all documents of one 'user'"
+# The files, the settings, the documents, and what one is; of a folder unless there is one file.
+SOURCES: dict[str, tuple[dict[str, str], dict[str, Any], list[tuple[str, str]], str]] = {
+    "files of a folder": (
+        {"b.txt": "two\n\nstill two", "sub/a.TXT": "one", "README.md": "", "state.json": ""},
+        {}, [("b.txt", "two\n\nstill two"), ("sub/a.TXT", "one")], "document (file)",
+    ),
+    "articles": ({"wiki.train.tokens": "a\nb\n\n \nc\n"}, {},
+                 [("wiki.train.tokens#0", "a\nb"), ("wiki.train.tokens#1", "c")], FILE),
+    "text by any name": ({"README.md": "one"}, {}, [("README.md#0", "one")], FILE),
+    "headings": (
+        {"wiki.txt": WIKI}, {"new_document": HEADING},
+        [("wiki.txt#0", WIKI.split("\n = O")[0]), ("wiki.txt#1", " = Other = \n end ")], FILE,
+    ),
+    "headings in rows": (
+        {"w.jsonl": "\n".join(json.dumps({"text": line}) for line in WIKI.splitlines())},
+        {"new_document": HEADING},
+        [("w.jsonl#0", WIKI[: WIKI.index(" = Other")]), ("w.jsonl#1", " = Other = \n end \n")], ROW,
+    ),
+    "rows by a column": (
+        {"rows.jsonl": LINES}, {"id_column": "user"},
+        [("ann", "one"), ("7", "two"), ("ann", "three\nfour")], NAMED,
+    ),
+    "rows": ({"rows.jsonl": LINES}, {}, [
+        ("rows.jsonl#0", "one"), ("rows.jsonl#1", "two"), ("rows.jsonl#2", "three\nfour"),
+    ], ROW),
+    "another column": ({"r.jsonl": '{"said": "five"}'}, {"text_column": "said"},
+                       [("r.jsonl#0", "five")], ROW),
+    "CSV": ({"b.CSV": 'user,text\nann,"one,\n""two"""\nbob,\n7,three\n'}, {"id_column": "user"},
+            [("ann", 'one,\n"two"'), ("7", "three")], NAMED),
+    "a byte order mark": ({"a.txt": "\ufeffone"}, {}, [("a.txt#0", "one")], FILE),
+    "one in rows": ({"a.jsonl": '\ufeff{"text": "one"}'}, {}, [("a.jsonl#0", "one")], ROW),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_what_documents_are(source: str, tmp_path: Path) -> None:
+    files, settings, documents, unit = SOURCES[source]
+    for name, content in files.items():
+        write_named(tmp_path, [name], content or " ")
+    corpus = Corpus(str(tmp_path / name if len(files) == 1 else tmp_path), **settings)
+    assert pairs(corpus) == documents
+    assert corpus.unit == unit and corpus.positional == ("its position" in unit)
     assert str(tmp_path) not in json.dumps(corpus.description())
-
-
-def test_articles_of_a_file_are_documents(tmp_path: Path) -> None:
-    path = tmp_path / "wiki.train.tokens"
-    path.write_text("a\nb\n\n \nc\n", encoding="utf-8")
-    corpus = Corpus(str(path))
-    assert pairs(corpus) == [("wiki.train.tokens#0", "a\nb"), ("wiki.train.tokens#1", "c")]
-    assert corpus.unit == "document (article, by its position)"
-
-
-def test_headings_begin_documents(tmp_path: Path) -> None:
-    from adapmixed.training.settings import PRESETS
-
-    path = tmp_path / "wiki.txt"
-    path.write_text(WIKI, encoding="utf-8")
-    heading = PRESETS["wikitext-103"].new_document
-    corpus = Corpus(str(path)).with_new_document(heading)
-    assert [text.split("\n")[0].strip() for _, text in pairs(corpus)] == ["= Title =", "= Other ="]
-    rows = [{"text": line} for line in WIKI.splitlines()]
-    corpus = Corpus(str(write_rows(tmp_path / "w.jsonl", rows)), new_document=heading)
-    assert [name for name, _ in pairs(corpus)] == ["w.jsonl#0", "w.jsonl#1"]
-    assert [text.split("\n")[0] for _, text in pairs(corpus)] == [" = Title = ", " = Other = "]
+    column = settings.get("text_column", "text") if unit in (ROW, NAMED) else None
+    assert corpus.description()["text_column"] == column
     # If documents have names, a preset's expression is not used.
-    assert Corpus("builtin").with_new_document(heading) == Corpus("builtin")
-
-
-def test_rows_are_named_by_a_column_or_their_position(tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "rows.jsonl")
-    corpus = Corpus(str(path), id_column="user")
-    assert pairs(corpus) == [("ann", "one"), ("7", "two"), ("ann", "three\nfour")]
-    assert corpus.unit == "all documents of one 'user'"
-    corpus = Corpus(str(path))
-    assert [name for name, _ in pairs(corpus)] == ["rows.jsonl#0", "rows.jsonl#1", "rows.jsonl#2"]
-    assert corpus.unit == "document (row, by its position)"
-    write_rows(tmp_path / "more.jsonl", [{"said": "five", "user": "eve"}])
-    path.unlink()
-    assert pairs(Corpus(str(tmp_path), text_column="said", id_column="user")) == [("eve", "five")]
-
-
-def test_text_by_any_name(tmp_path: Path) -> None:
-    for name in ("a.TXT", "README.md", "state.json"):
-        (tmp_path / name).write_text(name, encoding="utf-8")
-    assert pairs(Corpus(str(tmp_path))) == [("a.TXT", "a.TXT")]
-    assert pairs(Corpus(str(tmp_path / "README.md"))) == [("README.md#0", "README.md")]
-    (tmp_path / "b.TSV").write_text("user\ttext", encoding="utf-8")
-    with pytest.raises(ValueError, match="corpus must hold .* rows of CSV, .* got .*b.TSV"):
-        Corpus(str(tmp_path))
-
-
-def test_a_csv_file_has_rows(tmp_path: Path) -> None:
-    (tmp_path / "b.CSV").write_text('user,text\nann,"one,\n""two"""\nbob,\n7,three\n')
-    corpus = Corpus(str(tmp_path), id_column="user")
-    assert pairs(corpus) == [("ann", 'one,\n"two"'), ("7", "three")]
-    assert corpus.description()["text_column"] == "text" and Corpus(str(tmp_path)).positional
+    asked = None if "id_column" in settings or len(files) > 1 else HEADING
+    assert corpus.with_new_document(HEADING).new_document == asked
 
 
 @pytest.mark.slow
@@ -209,6 +208,9 @@ def test_refused_sources(tmp_path: Path) -> None:
 
     refuses(r"must be a file, a folder, 'builtin' or hub:NAME.*, got 'nowhere'", "nowhere")
     refuses("holds none of them", str(tmp_path))
+    write_named(tmp_path, ["tables/b.TSV"])
+    refuses("corpus must hold .* rows of CSV, .* got .*b.TSV", str(tmp_path / "tables"))
+    shutil.rmtree(tmp_path / "tables")
     (tmp_path / "a.txt").write_text("x")
     (tmp_path / "a.jsonl").write_text("{}")
     refuses("holds json and text", str(tmp_path))
@@ -315,13 +317,6 @@ def test_text_files_by_split(tmp_path: Path) -> None:
     assert pairs(Corpus(str(tmp_path), split="test")) == [("test/ann.txt", articles)]
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
-    for name, content in (("a.txt", "one\n\ntwo"), ("a.jsonl", '{"text": "one"}\n{"text": "two"}')):
-        (tmp_path / name).write_text(content, encoding="utf-8-sig")
-        assert [text for _, text in pairs(Corpus(str(tmp_path / name)))] == ["one", "two"]
-    assert [document.text for document in read_text(tmp_path / "a.txt")] == ["one\n\ntwo"]
-
-
 def render(messages: list[dict[str, Any]]) -> str:
     if len({message["role"] for message in messages}) < len(messages):
         raise TypeError("roles must alternate")
@@ -347,13 +342,13 @@ def test_conversations_are_rendered(
 
 
 def test_text_to_score(tmp_path: Path) -> None:
-    (tmp_path / "b.txt").write_text("two", encoding="utf-8")
+    (tmp_path / "b.txt").write_text("one\n\ntwo", encoding="utf-8-sig")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "a.txt").write_text("öne", encoding="utf-8")
     (tmp_path / "empty.txt").write_text(" \n")
     (tmp_path / "other.md").write_text("not read")
     assert [(d.identifier, d.text) for d in read_text(tmp_path)] == [
-        ("b.txt", "two"),
+        ("b.txt", "one\n\ntwo"),
         ("sub/a.txt", "öne"),
     ]
     assert [d.identifier for d in read_text(tmp_path / "other.md")] == ["other.md"]
@@ -370,6 +365,129 @@ def test_text_to_score(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(ValueError, match="UTF-8"):
         read_text(tmp_path)
+
+
+# Documents named by position: the edits that move other documents, and the caveats.
+
+SHARDS, LENGTH = 16, 200
+PROMPT = torch.tensor([[1, 2, 3]])
+POSITIONS = "Documents were named by positions in a file"
+NAMES = "It was not recorded how documents were named"
+ARTICLES = [f"article {k}: some text of person {k}\nsecond line of {k}" for k in range(LENGTH)]
+PEOPLE = [f" = Person {k} = \n\n text about {k} \n more \n" for k in range(LENGTH)]
+USERS = [{"user": f"user-{k}", "text": f"text of {k}"} for k in range(LENGTH)]
+
+
+def changed(folder: Path, first: str, second: str, name: str, **settings: Any) -> int:
+    """Return the number of shards that one edit changes."""
+    found = []
+    for text in (first, second):
+        (folder / name).write_text(text)
+        corpus = Corpus(str(folder / name), **settings)
+        assert corpus.positional is ("id_column" not in settings)
+        documents = list(corpus.documents())
+        homes = assign_shards([one.identifier for one in documents], SHARDS, key=b"k" * 32)
+        pairs = sorted(zip(documents, homes, strict=True), key=lambda pair: pair[0].identifier)
+        found.append([[one.text for one, home in pairs if home == at] for at in range(SHARDS)])
+    return sum(one != other for one, other in zip(*found, strict=True))
+
+
+def lines(rows: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def blank_lines(items: list[str]) -> str:
+    return "\n\n".join(items)
+
+
+def wiki_rows(items: list[str]) -> str:
+    return lines([{"text": line} for line in "".join(items).splitlines()])
+
+
+@pytest.mark.parametrize(
+    ("kind", "new", "moves"),
+    [
+        ("articles", ("article 7: other words\nsecond line",), False),
+        ("articles", ("article 7: some text\n\nsecond line of 7",), True),
+        ("articles", ("",), True),
+        ("articles", (), True),
+        ("headings", (" = Person 7 = \n\n other text \n\n more \n",), False),
+        ("headings", (" = Person 7 = \n\n text \n = More of mine = \n more \n",), True),
+        ("headings", ("",), True),
+        ("rows", ({"user": "user-7", "text": "other\n\ntext"},), False),
+        ("rows", ({"user": "user-7", "text": ""},), False),
+        ("rows", ({"user": "user-7", "text": None},), False),
+        ("rows", (), True),
+        ("rows", (USERS[7], {"user": "user-7", "text": "one more"}), True),
+    ],
+)
+def test_an_edit_moves_others_that_positions_name(
+    kind: str, new: tuple[Any, ...], moves: bool, tmp_path: Path
+) -> None:
+    items: Any = {"articles": ARTICLES, "headings": PEOPLE, "rows": USERS}[kind]
+    heading = {"new_document": HEADING}
+    written: dict[str, list[tuple[str, Callable[[Any], str], dict[str, Any]]]] = {
+        "articles": [("notes.txt", blank_lines, {})],
+        "headings": [("wiki.txt", "".join, heading), ("wiki.jsonl", wiki_rows, heading)],
+        "rows": [("rows.jsonl", lines, {})],
+    }
+    for name, write, settings in written[kind]:
+        texts = (write(items), write([*items[:7], *new, *items[8:]]))
+        count = changed(tmp_path, *texts, name, **settings)
+        assert count > 10 if moves else count == 1
+    if kind == "rows":  # a name is stable
+        assert changed(tmp_path, *texts, name, id_column="user") == 1
+
+
+def named(ensemble: Path, folder: Path, names: str | None, **changes: Any) -> Path:
+    """Copy the members with another `document_names`; None leaves it unrecorded."""
+    content = json.loads((ensemble / "ensemble.json").read_text()) | changes
+    del content["document_names"]
+    folder.mkdir()
+    for member in ensemble.glob("member-*"):
+        (folder / member.name).symlink_to(member)
+    if names is not None:
+        content["document_names"] = names
+    (folder / "ensemble.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_a_guarantee_says_that_positions_assigned_the_shards(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, ensemble, corpus = (
+        write_base(tmp_path / "base"),
+        tmp_path / "ensemble",
+        tmp_path / "a.txt",
+    )
+    corpus.write_text("\n\n".join(ARTICLES[:12]))
+    given = ["--base", str(base), "--corpus", str(corpus), "--output", str(ensemble)]
+    small = ["--models=2", "--epochs=1", "--block-size=16", "--training=rank=2", "--threads=1"]
+    assert main(["train", *given, *small]) == 0
+    assert "Its documents have no names of their own" in capsys.readouterr().err
+    assert read_manifest(ensemble).document_names == "positions"
+    for names, unverified, words in (
+        ("stable", (), None),
+        ("positions", ("positions",), POSITIONS),
+        (None, ("names",), NAMES),
+    ):
+        folder = named(ensemble, tmp_path / str(names), names)
+        loaded = Ensemble.from_pretrained(base, folder)
+        assert loaded.unverified == unverified
+        path = tmp_path / f"{names}.ledger"
+        with Accountant(1e-5, path=path) as accountant:
+            settings = dict(accountant=accountant, rng=SecureRandom(), max_new_tokens=2)
+            answered(loaded, ClippedLogPool(-0.5, 0.5, queries=40), PROMPT, **settings)  # type: ignore[arg-type]
+            said = str(accountant.guarantee())
+        for sentence in (said, str(read_ledger(path).guarantee)):
+            assert [one for one in (POSITIONS, NAMES) if one in sentence] == ([words] * bool(words))
+    # The caveat about shards appears once; the caveat about positions appears in any case.
+    unknown = named(ensemble, tmp_path / "unknown", None, shards=[])
+    assert Ensemble.from_pretrained(base, unknown).unverified == ("shards",)
+    known = named(ensemble, tmp_path / "known", "positions", shards=[])
+    assert Ensemble.from_pretrained(base, known).unverified == ("shards", "positions")
+    with pytest.raises(ValueError, match="document_names must be one of .* got 'often'"):
+        read_manifest(named(ensemble, tmp_path / "wrong", "often"))
 
 
 # The built-in corpus, and the demonstration's assets.
@@ -390,27 +508,19 @@ def test_held_out_topics_are_in_no_shard() -> None:
     assert len(set(texts)) == len(texts)  # no paragraph occurs twice
 
 
-def test_the_public_model_is_small_and_names_no_place() -> None:
-    files = [path for path in demo_base().rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 3_000_000
-    _names_no_place_and_no_held_out_text(files)
-
-
 @pytest.mark.usefixtures("demo_ensemble")
-def test_the_ensemble_is_complete_and_names_no_place() -> None:
-    manifest = read_manifest(DEMO_ENSEMBLE)
+def test_the_demonstration_is_whole_and_names_no_place_and_no_held_out_text() -> None:
+    base, ensemble = (
+        [path for path in folder.rglob("*") if path.is_file()]
+        for folder in (demo_base(), DEMO_ENSEMBLE)
+    )
+    assert sum(path.stat().st_size for path in base) < 3_000_000
+    manifest, held_out = read_manifest(DEMO_ENSEMBLE), held_out_text()
     assert len(manifest.members) == len(manifest.shards) == 64
     assert manifest.adapted == {"lm_head": (8,)}
-    _names_no_place_and_no_held_out_text(
-        [path for path in DEMO_ENSEMBLE.rglob("*") if path.is_file()]
-    )
     config = json.loads((DEMO_ENSEMBLE / "member-000" / "adapter_config.json").read_text())
     assert "/" not in config["base_model_name_or_path"]
-
-
-def _names_no_place_and_no_held_out_text(files: list[Path]) -> None:
-    held_out = held_out_text()
-    for path in files:
+    for path in base + ensemble:
         if path.suffix == ".json":
             text = path.read_text(encoding="utf-8")
             assert "/root" not in text and "/home" not in text and "/work" not in text

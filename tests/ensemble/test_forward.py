@@ -87,22 +87,6 @@ def status(name: str) -> int:
     return 1024 * int(found[1])
 
 
-def run(
-    ensemble: Ensemble,
-    mechanism: Mechanism,
-    prompt: torch.Tensor,
-    memory_bytes: int = DEFAULT_MEMORY_BYTES,
-    **settings: Any,
-) -> None:
-    accountant, rng = Accountant(1e-5), SeededRandom(0)
-    ensemble.tokenizer = "unused"
-    generator = PrivateGenerator(
-        ensemble, mechanism, accountant, rng=rng, memory_bytes=memory_bytes
-    )
-    for _ in generator.stream_tokens(prompt, max_new_tokens=TOKENS, **settings):
-        pass
-
-
 def needed(asks: Callable[..., object]) -> int:
     """Return the least memory that is accepted."""
     with pytest.raises(ValueError, match="memory_bytes must be >= ") as error:
@@ -110,21 +94,31 @@ def needed(asks: Callable[..., object]) -> int:
     return int(str(error.value).split(">= ")[1].split()[0])
 
 
-def held(work: Callable[[], object]) -> int:
-    """Return the peak of the memory that the work holds."""
+def tell(name: str, dtype: torch.dtype, memory: int, work: Callable[[], object]) -> None:
+    """Print the peak of the memory that the work holds."""
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = status("VmRSS")
     work()
-    return status("VmHWM") - before
-
-
-def tell(name: str, dtype: torch.dtype, memory: int, work: Callable[[], object]) -> None:
-    found = {"case": name, "dtype": str(dtype), "needed": memory, "held": held(work)}
+    found = {"case": name, "dtype": str(dtype), "needed": memory, "held": status("VmHWM") - before}
     print(json.dumps(found), flush=True)
 
 
-def tell_reading() -> None:
+def decode(
+    ensemble: Ensemble,
+    mechanism: Mechanism,
+    prompt: torch.Tensor,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    **settings: Any,
+) -> None:
+    ensemble.tokenizer = "unused"
+    given: Any = {"rng": SeededRandom(0), "memory_bytes": memory_bytes}
+    generator = PrivateGenerator(ensemble, mechanism, Accountant(1e-5), **given)
+    for _ in generator.stream_tokens(prompt, max_new_tokens=TOKENS, **settings):
+        pass
+
+
+def read() -> None:
     """Measure `iter_logits`: one input in one pass, then one with a cache."""
     config: dict[str, Any] = dict(vocab_size=2000, hidden_size=256, intermediate_size=256)
     config |= dict(num_hidden_layers=16, num_key_value_heads=2, max_position_embeddings=1024)
@@ -135,44 +129,39 @@ def tell_reading() -> None:
     while model.chunk_size(1, short, memory, last_only=False) < short:
         short -= 8
 
-    def read() -> None:
+    def both() -> None:
         room = LogitsRoom()
         for ids in (long[:, :short], long):
             for part in model.iter_logits(ids, memory_bytes=memory, room=room):
                 del part
 
-    read()  # what libraries keep from their first use
-    tell("room", torch.float32, memory, read)
+    both()  # what libraries keep from their first use
+    tell("room", torch.float32, memory, both)
 
 
 def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
+    prompt, *longer = torch.randint(0, 50257, (3, 4)), (2, 48), (3, 160)
+    two, three = (torch.randint(0, 500, size) for size in longer)
     for dtype in (torch.float32, torch.bfloat16):
-        block = wide(dtype, (BLOCK, 32))
-        prompt = torch.randint(0, 50257, (3, 4))
-        cases = [(name, block, one, prompt, 0, more) for name, (one, more) in CASES.items()]
-        long = torch.randint(0, 500, (2, 48))
-        cases.append(
-            ("prompt", deep(dtype, ((), 32), num_hidden_layers=2), POOL, long, 16 << 20, {})
-        )
-        # Almost all is keys and values, which are copied when a sequence ends.
-        longer = torch.randint(0, 500, (3, 160))
-        cases.append(
-            ("end", deep(dtype, ((), 32), num_hidden_layers=8), POOL, longer, 4 << 20, END)
-        )
-        cases.append(("end of few keys", block, POOL, prompt, 0, END))
-        head, few = wide(dtype, (HEAD, 100)), wide(dtype, (HEAD, 6), (BLOCK, 42))
-        cases.append(("head", head, POOL, prompt, 0, {}))
-        cases.append(("end of a head", head, POOL, prompt, 0, END))
-        cases.append(("head beside blocks", few, POOL, prompt, 0, {}))
-        cases.append(("cap", capped(dtype, (HEAD, 100)), POOL, prompt % 20000, 0, {}))
-        for name, owner, mechanism, ids, spare, more in cases:
-            work = partial(run, owner, mechanism, **more)
+        block, head = wide(dtype, (BLOCK, 32)), wide(dtype, (HEAD, 100))
+        for name, owner, ids, spare, mechanism, more in [
+            *((name, block, prompt, 0, one, more) for name, (one, more) in CASES.items()),
+            ("prompt", deep(dtype, ((), 32), num_hidden_layers=2), two, 16 << 20, POOL, {}),
+            # Almost all is keys and values, which are copied when a sequence ends.
+            ("end", deep(dtype, ((), 32), num_hidden_layers=8), three, 4 << 20, POOL, END),
+            ("end of few keys", block, prompt, 0, POOL, END),
+            ("head", head, prompt, 0, POOL, {}),
+            ("end of a head", head, prompt, 0, POOL, END),
+            ("head beside blocks", wide(dtype, (HEAD, 6), (BLOCK, 42)), prompt, 0, POOL, {}),
+            ("cap", capped(dtype, (HEAD, 100)), prompt % 20000, 0, POOL, {}),
+        ]:
+            work = partial(decode, owner, mechanism, **more)
             work(ids[:1, :2])  # what libraries keep from their first use
             memory = spare + needed(partial(work, ids))
             tell(name, dtype, memory, partial(work, ids, memory_bytes=memory))
-    tell_reading()
+    read()
 
 
 @pytest.mark.skipif(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import itertools
 import json
-import os
 import random
 import signal
 from pathlib import Path
@@ -14,16 +13,8 @@ from typing import Any
 import pytest
 import torch
 from fake_ensemble import FakeEnsemble
-from processes import CHANGES, forked, killed_before, status_of
-from result_cases import (
-    BLOCK,
-    MECHANISMS,
-    QUERIES,
-    RUNS,
-    answer,
-    numbers,
-    stream,
-)
+from processes import CHANGES, killed_before
+from result_cases import BLOCK, MECHANISMS, QUERIES, RUNS, answer, numbers, stream
 
 from adapmixed.evaluation.loop import FORMAT_VERSION
 from adapmixed.rng import SecureRandom, SeededRandom
@@ -60,37 +51,22 @@ def test_killed_before_every_change_of_the_disk(tmp_path: Path) -> None:
     assert number > 5 * (windows + 1)
 
 
-def test_one_process_at_a_time_writes(tmp_path: Path) -> None:
+def test_one_process_at_a_time_writes_and_a_complete_file_is_only_read(
+    tmp_path: Path, reference: list[Any]
+) -> None:
     path = tmp_path / "result.json"
-    begun, end = os.pipe(), os.pipe()
+    (tmp_path / ".result.json.lock").touch()  # what a killed process leaves does no harm
 
-    class Waiting(FakeEnsemble):
-        def iter_logits(self, ids: Any, *, memory_bytes: int, **others: Any) -> Any:
-            if len(self.budgets) == 1:  # a window is read
-                os.write(begun[1], b"x")
-                os.read(end[0], 1)
-            return super().iter_logits(ids, memory_bytes=memory_bytes)
+    class Disturbed(FakeEnsemble):
+        def iter_logits(self, ids: Any, **settings: Any) -> Any:
+            before = path.read_bytes()
+            with pytest.raises(BlockingIOError, match="must not be written by another process"):
+                answer(path)
+            assert path.read_bytes() == before
+            return super().iter_logits(ids, **settings)
 
-    child = forked(lambda: answer(path, ensemble=Waiting()))
-    os.read(begun[0], 1)
-    before = path.read_bytes()
-    with pytest.raises(BlockingIOError, match="must not be written by another process"):
-        answer(path)
-    assert path.read_bytes() == before
-    os.write(end[1], b"x")
-    assert status_of(child) == 0
-    assert list(tmp_path.iterdir()) == [path]
-    # Leftovers of a killed process do no harm.
-    other = tmp_path / "other.json"
-    (tmp_path / ".other.json.lock").touch()
-    assert numbers(answer(other)) == numbers(answer(path))
-    assert sorted(tmp_path.iterdir()) == [other, path]
-
-
-def test_a_complete_file_is_read_and_not_written(tmp_path: Path, reference: list[Any]) -> None:
-    path = tmp_path / "result.json"
-    assert numbers(answer(path)) == reference
-    assert path.stat().st_mode & 0o077 == 0
+    assert numbers(answer(path, ensemble=Disturbed())) == reference
+    assert list(tmp_path.iterdir()) == [path] and path.stat().st_mode & 0o077 == 0
     before, ensemble = path.read_bytes(), FakeEnsemble()
     assert numbers(answer(path, ensemble=ensemble)) == reference
     assert path.read_bytes() == before and not ensemble.budgets
@@ -113,11 +89,20 @@ def interrupted(path: Path, windows: int, **changed: Any) -> None:
 
 
 def test_goes_on_with_new_noise(tmp_path: Path) -> None:
-    """No noise is drawn twice after an interruption with seeded screening noise."""
-    only = dict(mechanisms={"noisy": MECHANISMS["noisy"]}, epsilon=None, runs=1)
-    interrupted(tmp_path / "result.json", 2, **only)
-    assert windows_in(tmp_path / "result.json") == 1
-    assert numbers(answer(tmp_path / "result.json", **only)) == numbers(answer(**only))
+    """No noise is drawn twice after an interruption with seeded screening noise.
+
+    Diagnostics, too, are those of an uninterrupted evaluation.
+    """
+    path, two = tmp_path / "result.json", ("noisy", "budgeted")
+    only = dict(mechanisms={name: MECHANISMS[name] for name in two}, runs=1, diagnostics=True)
+    interrupted(path, 2, **only)
+    assert windows_in(path) == 1
+    whole = answer(**only)
+    for found in (answer(path, **only), answer(path, **only)):
+        assert numbers(found) == numbers(whole)
+        for one, other in zip(found, whole, strict=True):
+            assert one.diagnosis is not None and other.diagnosis is not None
+            assert one.diagnosis.report() == other.diagnosis.report()
 
 
 def test_secure_randomness_is_never_stored_nor_used_again(tmp_path: Path) -> None:

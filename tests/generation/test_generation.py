@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decoding_cases import MECHANISMS, Spy, answered, steps
+from decoding_cases import MECHANISMS, answered, steps
 from decoding_cases import PROMPT as TOKENS
 from fake_ensemble import FakeEnsemble
 from tiny_models import around
@@ -19,11 +19,13 @@ from adapmixed.ensemble import Ensemble
 from adapmixed.errors import BudgetSpentError
 from adapmixed.generation import PrivateGenerator
 from adapmixed.mechanisms import (
+    Answer,
     ClippedLogPool,
     ClippedMixing,
     Mechanism,
     PMixED,
     PublicOnly,
+    Ticket,
     Unprotected,
     shaped,
 )
@@ -38,7 +40,59 @@ FIRST = PublicOnly()
 LIKELIEST: dict[str, Any] = {"top_k": 1}
 
 
-FORCED = ((1, 2, 3), (4, 60, 5), (60, 6), (7,), (8,))  # tokens of each step
+class Watch:
+    """Log the phases of every ticket.
+
+    Attributes:
+        log: phases, with logits, the members that pay, or tokens.
+        forced: tokens to release instead, step by step.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[tuple[str, Any]] = []
+        self.forced: tuple[tuple[int, ...], ...] = ()
+        propose, charge, release = Mechanism.propose_rows, Ticket.charge, Ticket.release
+
+        def proposed(mechanism: Mechanism, rows: Any, **given: Any) -> Ticket:
+            self.log.append(("propose", (rows.private.clone(), rows.public.clone())))
+            return propose(mechanism, rows, **given)
+
+        def charged(ticket: Ticket, pay: Any) -> None:
+            def paid(*costs: Any) -> Any:
+                at = len(self.log)
+                self.log.append(("events", None))
+                active = pay(*costs)
+                self.log[at] = "events", active
+                return active
+
+            charge(ticket, paid)
+
+        def released(ticket: Ticket) -> Answer:
+            answer, step = release(ticket), self.phases.count("release")
+            if step < len(self.forced):
+                forced = torch.tensor(self.forced[step])
+                assert answer.tokens is not None and forced.shape == answer.tokens.shape
+                answer = Answer(forced, None, answer.public)
+            self.log.append(("release", answer.tokens))
+            return answer
+
+        monkeypatch.setattr(Mechanism, "propose_rows", proposed)
+        monkeypatch.setattr(Ticket, "charge", charged)
+        monkeypatch.setattr(Ticket, "release", released)
+
+    @property
+    def phases(self) -> list[str]:
+        return [phase for phase, _ in self.log]
+
+    @property
+    def asked(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The (private, public) logits of every step."""
+        return [logits for phase, logits in self.log if phase == "propose"]
+
+
+@pytest.fixture
+def spy(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    return Watch(monkeypatch)
 
 
 class LoggedAccountant(Accountant):
@@ -54,17 +108,13 @@ class LoggedAccountant(Accountant):
             self.log.append(("charge", None))
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "ledger.db"
-
-
 @pytest.mark.parametrize("name", list(MECHANISMS))
-def test_every_step_is_charged_before_its_token_is_drawn_and_yielded(name: str, path: Path) -> None:
-    spy = Spy(MECHANISMS[name])
+def test_every_step_is_charged_before_its_token_is_drawn_and_yielded(
+    name: str, path: Path, spy: Watch
+) -> None:
     with LoggedAccountant(spy.log, path=path) as accountant:
         settings: dict[str, Any] = {"accountant": accountant, "rng": SecureRandom()}
-        stepwise = steps(FakeEnsemble(), spy, max_new_tokens=3, **settings)
+        stepwise = steps(FakeEnsemble(), MECHANISMS[name], max_new_tokens=3, **settings)
         assert read_ledger(path).charges == 1  # the binding
         for step in range(1, 4):
             tokens = next(stepwise)
@@ -78,12 +128,13 @@ def test_every_step_is_charged_before_its_token_is_drawn_and_yielded(name: str, 
 
 
 @pytest.mark.parametrize("mechanism", [ClippedLogPool(-0.5, 0.5), ClippedMixing(0.5, 2.0, order=8)])
-def test_budgets_are_decided_and_charged_before_a_token_is_drawn(mechanism: Mechanism) -> None:
+def test_budgets_are_decided_and_charged_before_a_token_is_drawn(
+    mechanism: Mechanism, spy: Watch
+) -> None:
     """A member whose shard has spent its budget answers q, and the stream goes on."""
-    spy = Spy(mechanism)
     accountant = LoggedAccountant(spy.log, epsilon=2.0)
     before = None
-    for tokens in steps(FakeEnsemble(), spy, max_new_tokens=40, accountant=accountant):
+    for tokens in steps(FakeEnsemble(), mechanism, max_new_tokens=40, accountant=accountant):
         assert spy.phases == ["propose", "events", "charge", "release"]
         active = spy.log[1][1]
         assert active.shape == (3, len(TOKENS)) and bool((tokens >= 0).all())
@@ -96,13 +147,15 @@ def test_budgets_are_decided_and_charged_before_a_token_is_drawn(mechanism: Mech
     assert not active.all() and spent.min() > 0.8 * accountant.limit
 
 
-def test_ended_sequences_are_neither_charged_nor_sampled_nor_computed(ensemble: Ensemble) -> None:
+def test_ended_sequences_are_neither_charged_nor_sampled_nor_computed(
+    ensemble: Ensemble, spy: Watch
+) -> None:
     """The remaining rows continue from their own caches, padding included."""
     prompt, mask = torch.tensor([[0, 9], [5, 6], [0, 7]]), torch.tensor([[0, 1], [1, 1], [0, 1]])
     # Row 1 ends at step 1, row 0 at step 2.
-    spy, accountant = Spy(MECHANISMS["adapmixed"], forced=FORCED), Accountant(1e-5)
+    spy.forced, accountant = ((1, 2, 3), (4, 60, 5), (60, 6), (7,), (8,)), Accountant(1e-5)
     settings: dict[str, Any] = {"max_new_tokens": 5, "ends": [60], "accountant": accountant}
-    tokens = answered(ensemble, spy, prompt, attention_mask=mask, **settings)
+    tokens = answered(ensemble, MECHANISMS["adapmixed"], prompt, attention_mask=mask, **settings)
     assert tokens.tolist() == [[1, 4, 60, -1, -1], [2, 60, -1, -1, -1], [3, 5, 6, 7, 8]]
     # The end tokens are charged, but nothing after them.
     assert accountant.queries == 3 + 3 + 2 + 1 + 1
@@ -188,12 +241,18 @@ def continued(ensemble: Ensemble, prompts: Any, **settings: Any) -> list[str]:
     return generator(ensemble).generate(prompts, **(LIKELIEST | settings))
 
 
-def test_a_ledger_knows_the_active_vocabulary_of_its_generator(demo: Ensemble) -> None:
-    accountant, pool = Accountant(1e-5), ClippedLogPool(-0.1, 0.1, queries=50)
-    generator(demo, pool, accountant, active=300).generate("The", max_new_tokens=2)
+def test_a_ledger_is_bound_to_its_generator_before_any_charge(demo: Ensemble, path: Path) -> None:
+    accountant, pool = Accountant(1e-5, path=path), ClippedLogPool(-0.1, 0.1, queries=50)
+    with pytest.raises(ValueError, match=r"rng must be SecureRandom\(\) if charges go to a led"):
+        generator(demo, pool, accountant)  # whose source is seeded
+    assert accountant.charges == 0
+    for _ in range(2):
+        one = generator(demo, pool, accountant, active=300, rng=SecureRandom())
+        assert accountant.charges == read_ledger(path).charges == 1
+    one.generate("The", max_new_tokens=2)
     for active in (299, None):
         with pytest.raises(ValueError, match="'active_tokens': 300"):
-            generator(demo, pool, accountant, active=active)
+            generator(demo, pool, accountant, active=active, rng=SecureRandom())
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.7}, {"top_k": 40}], ids=str)
@@ -237,10 +296,9 @@ def test_pieces_are_the_released_tokens(demo: Ensemble) -> None:
     assert again.generate(PROMPT, max_new_tokens=40, temperature=1.3) == [expected]
 
 
-def test_temperature_and_top_k_are_of_each_call(demo: Ensemble) -> None:
+def test_temperature_and_top_k_are_of_each_call(demo: Ensemble, spy: Watch) -> None:
     """They shape rows before projection, and the accountant's binding does not include them."""
-    spy = Spy(POOL)
-    here = generator(demo, spy, Accountant(1e-5, epsilon=2.0))
+    here = generator(demo, POOL, Accountant(1e-5, epsilon=2.0))
     limit = here.accountant.limit  # type: ignore[union-attr]
     private, public = demo.logits(tokens_of(demo, PROMPT))
     calls: list[dict[str, Any]] = [
@@ -256,21 +314,15 @@ def test_temperature_and_top_k_are_of_each_call(demo: Ensemble) -> None:
     assert text == continued(demo, PROMPT, max_new_tokens=1)[0]  # one token is left: q's
 
 
-def test_padded_prompts_answer_as_they_do_alone(demo: Ensemble) -> None:
-    prompts = ["If", "The value of the expression is", PROMPT]
-    together = continued(demo, prompts, max_new_tokens=12)
-    assert together == [continued(demo, p, max_new_tokens=12)[0] for p in prompts]
-    assert len(set(together)) == 3
-
-
 def test_batches_answer_as_one_and_are_checked_at_once(demo: Ensemble) -> None:
     prompts = ["If", "The value of the expression is", PROMPT, "The", "For"]
     here = generator(demo)
     assert here.batches(prompts, 3) == [prompts]
     pairs = here.batches(prompts, 3, 2)
     assert list(map(len, pairs)) == [2, 2, 1]
-    answers = [text for p in pairs for text in here.generate(p, max_new_tokens=3, **LIKELIEST)]
-    assert answers == continued(demo, prompts, max_new_tokens=3)
+    answers = [text for p in pairs for text in continued(demo, p, max_new_tokens=12)]
+    assert answers == continued(demo, prompts, max_new_tokens=12) and len(set(answers)) == 5
+    assert answers == [continued(demo, p, max_new_tokens=12)[0] for p in prompts]
     # As many as fit: one more than a batch holds raises.
     length = len(tokens_of(demo, PROMPT)[0])
     most = generator(demo, FIRST).answer_bytes(1.0, None)
@@ -294,14 +346,15 @@ def test_batches_answer_as_one_and_are_checked_at_once(demo: Ensemble) -> None:
 
 
 def test_each_text_ends_with_the_token_that_completes_a_stop_string(
-    demo: Ensemble, endless: None, monkeypatch: pytest.MonkeyPatch
+    demo: Ensemble, endless: None, monkeypatch: pytest.MonkeyPatch, spy: Watch
 ) -> None:
     """A character of two tokens, a string that ends inside a token's text, and one of a prompt."""
     c, a, f, *accent = tokens_of(demo, "café")[0].tolist()
     (name,) = tokens_of(demo, " name")[0].tolist()
     assert len(accent) == 2
-    rows = ((c, a, name), (a, name, name), (f, name), *((part, name) for part in accent), (name,))
-    here = generator(demo, Spy(FIRST, forced=rows))
+    ends = ((part, name) for part in accent)
+    spy.forced = ((c, a, name), (a, name, name), (f, name), *ends, (name,))
+    here = generator(demo)
     # Looking at every token of the vocabulary would take seconds for each call.
     monkeypatch.delattr(type(demo.tokenizer), "get_vocab")
     strings = {"stop_strings": ["é", "a na", "aé"], "max_new_tokens": 6}
@@ -310,12 +363,13 @@ def test_each_text_ends_with_the_token_that_completes_a_stop_string(
     assert here.guarantee.queries == 5 + 2 + 6
 
 
-def test_a_special_token_ends_a_text_as_a_stop_string(demo: Ensemble, endless: None) -> None:
+def test_a_special_token_ends_a_text_as_a_stop_string(
+    demo: Ensemble, endless: None, spy: Watch
+) -> None:
     end = "<|endoftext|>"
     one, two = tokens_of(demo, " value of")[0].tolist()
-    spy = Spy(FIRST, forced=((one, 0), (two,), (0,)))
-    accountant = Accountant(1e-5)
-    here = generator(demo, spy, accountant)
+    spy.forced, accountant = ((one, 0), (two,), (0,)), Accountant(1e-5)
+    here = generator(demo, FIRST, accountant)
     answers = here.generate(["The", "If"], max_new_tokens=9, stop_strings=["\n", end])
     assert answers == [" value of", ""]
     assert accountant.queries == 4  # both ends are charged, and nothing after them
@@ -435,38 +489,3 @@ def test_arguments_of_another_kind_raise(
         with pytest.raises(ValueError, match=rf"{name}(\[0\]|\[1\])?.* must (be|hold|have) "):
             call(**given | {name: value})  # type: ignore[operator]
     assert accountant.queries == 0
-
-
-def test_generators_of_one_binding_share_an_accountant_and_its_budget(
-    demo: Ensemble, tmp_path: Path
-) -> None:
-    path = tmp_path / "ledger.db"
-    settings: dict[str, Any] = {"rng": SecureRandom()}
-    with Accountant(1e-5, epsilon=1.5, path=path) as accountant:
-        with pytest.raises(
-            ValueError, match=r"rng must be SecureRandom\(\) if charges go to a led"
-        ):
-            generator(demo, POOL, accountant)  # whose source is seeded
-        assert accountant.charges == 0
-        first = generator(demo, POOL, accountant, **settings)
-        second = generator(demo, ClippedLogPool(-0.1, 0.1), accountant, **settings)
-        assert accountant.charges == 1  # one binding, on the device before any charge
-        assert read_ledger(path).account.binding is not None
-        first.generate(PROMPT, max_new_tokens=3)
-        spent, queries = accountant.spent, accountant.queries
-        assert bool((spent > 0).all())
-        second.generate(["If", "The"], max_new_tokens=3, temperature=0.8, top_k=20)
-        assert bool((accountant.spent > spent).all()) and accountant.queries > queries
-        assert first.guarantee == second.guarantee == accountant.guarantee()
-        while bool((accountant.spent < 0.9 * accountant.limit).any()):
-            first.generate(PROMPT, max_new_tokens=20)
-        # One has spent the budget that the other shares, so both answer q now.
-        retired = accountant.spent
-        second.generate(PROMPT, max_new_tokens=20)
-        assert bool((accountant.spent <= accountant.limit).all())
-        assert bool((accountant.spent - retired < 0.1 * accountant.limit).all())
-        assert first.guarantee.epsilon <= 1.5  # type: ignore[operator]
-    with Accountant(1e-5, epsilon=1.5, path=path) as accountant:
-        third = generator(demo, POOL, accountant, **settings)
-        assert bool((accountant.spent >= retired).all())
-        assert third.guarantee.queries == read_ledger(path).guarantee.queries

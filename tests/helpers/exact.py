@@ -1,10 +1,11 @@
-"""What a proposal holds without a charge, and an answer's distribution with 70 digits."""
+"""What a proposal holds without a charge, and values with 60 digits or more."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import mpmath
 import numpy as np
 import torch
 from oracle import Mixtures
@@ -13,6 +14,19 @@ from torch import Tensor
 from adapmixed.mechanisms import Answer, Mechanism, Ticket
 from adapmixed.privacy import Caveat
 from adapmixed.rng import SeededRandom
+
+
+def exactly(function: Any) -> Any:
+    """Evaluate `function` of mpmath numbers with 60 digits."""
+    with mpmath.workdps(60):
+        return mpmath.mpf(function())
+
+
+def assert_just_above(value: float, exact: Any, tolerance: float = 1e-11) -> None:
+    """Assert that `value` is at least the exact one, and exceeds it by rounding alone."""
+    with mpmath.workdps(60):
+        assert value >= exact
+        assert value - exact <= tolerance * abs(exact) + mpmath.mpf(10) ** -300
 
 
 def stated(proposal: Ticket) -> Sequence[Any]:

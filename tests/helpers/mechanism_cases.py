@@ -19,6 +19,7 @@ from adapmixed.mechanisms import (
     PublicOnly,
     Ticket,
     Unprotected,
+    UnprotectedPool,
 )
 from adapmixed.privacy import Event
 from adapmixed.rng import SeededRandom
@@ -33,6 +34,7 @@ SCREENED: dict[str, Any] = dict(
 MECHANISMS: dict[str, Mechanism] = {
     "public": PublicOnly(),
     "unprotected": Unprotected(),
+    "unprotected-pool": UnprotectedPool(3.0),
     "adapmixed": AdaPMixED(**SCREENED),
     "adapmixed-public-screen": AdaPMixED(**SCREENED | dict(screen="public")),
     "adapmixed-no-screen": AdaPMixED(**SCREENED | dict(screen=None)),
@@ -55,7 +57,13 @@ BASELINES: dict[str, Mechanism] = {
 MECHANISMS |= BASELINES
 
 
+def unclipped(private: Tensor, public: Tensor) -> Tensor:
+    own, q = private.double().log_softmax(-1), public.double().log_softmax(-1)
+    return (q + 3.0 * (own - q).mean(0)).softmax(-1)
+
+
 FORMULAS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "unprotected-pool": unclipped,
     "clipped-mixing": lambda *rows: reference.clip_project(*rows, lower=0.6, upper=1.7).mean(0),
     "clipped-log-pool": lambda *rows: reference.log_pool(*rows, lower=-0.5, upper=0.5, scale=1.5)[
         0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from tiny_models import tiny_model
 
 from adapmixed.data import Corpus, demo_base
 from adapmixed.training import FinetuneConfig, TrainingRun, train_ensemble
@@ -26,14 +26,8 @@ NUM_MODELS = 4
 
 def write_base(folder: Path) -> Path:
     """Write a random GPT-2 with the demonstration's tokenizer."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=2048, n_positions=32, n_embd=8, n_layer=1, n_head=2, initializer_range=0.3,
-        bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    GPT2LMHeadModel(config).save_pretrained(folder)
+    sizes = {"vocab_size": 2048, "hidden_size": 8, "num_hidden_layers": 1}
+    tiny_model("gpt2", **sizes).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(demo_base() / name, folder / name)
     return folder

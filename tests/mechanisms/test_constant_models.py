@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from exact import answered_from_q, costs, individual, log_probs, settled
-from tiny_models import ADAPTED, tiny_model, write_adapter
 from torch import Tensor
 
-from adapmixed.ensemble import Ensemble
-from adapmixed.generation import PrivateGenerator
 from adapmixed.mechanisms import ClippedLogPool, ClippedMixing, Mechanism
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.composition import ShardBudget
@@ -40,10 +36,10 @@ def drawn(seed: int, models: int, vocab: int = 12) -> tuple[Tensor, Tensor]:
     return private, public
 
 
-def exhausted(mechanism: Mechanism, models: int, member: int, **bound: Any) -> Accountant:
+def exhausted(mechanism: Mechanism, models: int, member: int) -> Accountant:
     """Return an accountant with one shard that has spent its budget; the others spent nothing."""
     accountant = Accountant(1e-5, epsilon=50.0)
-    accountant.bind(mechanism, models, **bound)
+    accountant.bind(mechanism, models)
     spent = np.zeros(models)
     spent[member] = accountant.limit
     accountant._kept = replace(accountant._account, total=spent)
@@ -84,45 +80,6 @@ def test_emptied_and_exhausted_members_answer_alike_to_the_last_bit(
                 assert here is there is None or torch.equal(here, there)
     whole = settled(mechanism.propose(private, public, rng=SeededRandom(3), **shape))._distribution
     assert not torch.equal(whole.probabilities(), found[0][2])
-
-
-@pytest.fixture(scope="module")
-def ensembles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ensemble]:
-    """Return ensembles of four members whose third is trained, emptied or missing."""
-    folder, base = tmp_path_factory.mktemp("members"), tiny_model("gpt2")
-    write = partial(write_adapter, base, target_modules=["c_attn", "c_proj"])
-    paths: list[Path | None] = [write(folder / f"m{i}", seed=i) for i in range(4)]
-    empty = write(folder / "empty", seed=9, zero=True)
-    load = partial(Ensemble.from_pretrained, base, adapted=ADAPTED)
-    found = {
-        "trained": load(paths),
-        "emptied": load([*paths[:2], empty, paths[3]]),
-        "missing": load([*paths[:2], None, paths[3]]),
-    }
-    for ensemble in found.values():
-        ensemble.tokenizer = "unused"
-    return found
-
-
-@pytest.mark.parametrize("name", CHARGED)
-def test_missing_emptied_and_exhausted_members_generate_alike(
-    name: str, ensembles: dict[str, Ensemble]
-) -> None:
-    mechanism, found = CHARGED[name], {}
-    known = ensembles["trained"].fingerprint
-    for which, make in {
-        "exhausted": partial(exhausted, mechanism, 4, 2, ensemble=known),
-        "trained": partial(Accountant, 1e-5, epsilon=50.0),
-        "emptied": partial(Accountant, 1e-5, epsilon=50.0),
-        "missing": partial(Accountant, 1e-5, epsilon=50.0),
-    }.items():
-        accountant, ensemble = make(), ensembles.get(which, ensembles["trained"])
-        generator = PrivateGenerator(ensemble, mechanism, accountant, rng=SeededRandom(5))
-        steps = generator.stream_tokens(torch.tensor([[1, 2, 3]]), max_new_tokens=12)
-        found[which] = [step.tolist() for step in steps], accountant.spent[[0, 1, 3]].tolist()
-        assert accountant.queries == 12
-    assert found["exhausted"] == found["emptied"] == found["missing"]
-    assert found["trained"][0] != found["missing"][0]
 
 
 # Individual charges and budgets: the charged members contribute, each for itself.

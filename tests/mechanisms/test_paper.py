@@ -13,17 +13,7 @@ import numpy as np
 import pytest
 import torch
 from exact import answered_from_q, costs, log_probs, stated, uncharged
-from paper_cases import (
-    DELTA,
-    MODELS,
-    POSITIONS,
-    SEED,
-    SETTINGS,
-    VOCAB,
-    answer,
-    budget,
-    ensemble,
-)
+from paper_cases import DELTA, MODELS, POSITIONS, SEED, SETTINGS, VOCAB, answer, ensemble
 from torch import Tensor
 
 import adapmixed_ext as ops
@@ -229,22 +219,6 @@ def test_presets_are_the_papers_table() -> None:
 
 
 # PMixED: the sound radius and bound.
-
-
-@pytest.mark.parametrize("order,per_query", [(1.5, 1e-3), (3.0, 0.02), (6.0, 0.0078), (18.0, 0.4)])
-def test_radius_spends_the_budget_and_no_more(order: float, per_query: float) -> None:
-    for models in (1, 2, 80):
-        mechanism = budget(order, per_query, 10)
-        radius = mechanism.radius(models)
-        # R = log(1 + N (e^{(order-1) eps} - 1)) / (order - 1)
-        growth = models * math.expm1((order - 1) * mechanism.per_query)
-        assert radius == pytest.approx(math.log1p(growth) / (order - 1), rel=1e-11)
-        private, public = torch.randn(models, 2, 5), torch.randn(2, 5)
-        (event,) = costs(answer(mechanism, private, public))
-        assert (event.order, event.num_models, event.queries) == (order, models, 2)
-        assert not event.published
-        assert event.epsilon <= mechanism.per_query
-        assert event.epsilon == pytest.approx(mechanism.per_query, rel=1e-9)
 
 
 def test_epsilon_is_for_the_neighbours_that_were_chosen() -> None:

@@ -1,6 +1,6 @@
 """Temperature, top-k, the active vocabulary and its tail: rows, answers, draws, errors.
 
-`test_enumerated` shows that guarantees hold with them.
+`test_distributions` shows that guarantees hold with them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from exact import log_probs, uncharged
+from mechanism_cases import MECHANISMS as CASES
 from torch import Tensor
 
 from adapmixed.limits import LEAST_PUBLIC
@@ -20,7 +21,6 @@ from adapmixed.mechanisms import (
     ClippedLogPool,
     ClippedMixing,
     Mechanism,
-    PMixED,
     PublicOnly,
     Unprotected,
     UnprotectedPool,
@@ -30,15 +30,8 @@ from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom, SeededRandom
 from adapmixed_ext.inputs import likeliest
 
-MECHANISMS: list[Mechanism] = [
-    AdaPMixED(3.0, 0.5, screen=None),
-    PMixED(8.0, 1e-5, 16, 3.0),
-    ClippedMixing(0.5, 4.0, queries=16),
-    ClippedLogPool(-1.0, 2.0, 2.0),
-    Unprotected(),
-    UnprotectedPool(2.0),
-    PublicOnly(),
-]
+CLIPPED = ["adapmixed-no-screen", "pmixed", "clipped-mixing", "clipped-log-pool", "unprotected"]
+MECHANISMS = [CASES[name] for name in (*CLIPPED, "unprotected-pool", "public")]
 PUBLIC = torch.tensor([[0.0, 1.0, -68.0, -72.0, -math.inf]])
 LOUD = torch.tensor([[[2.0, 0.0, -68.0, 60.0, 80.0]], [[0.0, 1.0, 5.0, -72.0, -math.inf]]])
 

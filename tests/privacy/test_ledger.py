@@ -56,11 +56,6 @@ from adapmixed.privacy.ledger import entered, register_of, together
 from adapmixed.privacy.planner import recommended
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "ledger.db"
-
-
 @pytest.mark.parametrize("case", TOTALS)
 def test_totals_are_read_back_in_every_bit(case: str, path: Path) -> None:
     """From a ledger that is opened for each charge, and from a state."""
@@ -395,6 +390,10 @@ def test_lost_and_moved_ledgers(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert "ledgers" not in caplog.text
     second = charge(tmp_path / "b.db", POOL)
     assert f"{second} is one of 2 ledgers of this ensemble's periods" in caplog.text
+    caplog.clear()
+    charge(first, POOL)  # it is known
+    Accountant(1e-5).register(tmp_path / "f")  # in memory: nothing to enter
+    assert caplog.text == "" and not register_of(tmp_path / "f").exists()
     moved = first.rename(tmp_path / "c.db")
     lost = f"Not there, counted in full, caveats unknown: {first} (lost or moved)."
     found = together(tmp_path / "e")
@@ -463,19 +462,6 @@ def test_ledgers_state_what_their_plan_said(
     assert f"All 2 periods have ε = {format_epsilon(planned)} at" in capsys.readouterr().out
     charge(tmp_path / "c.db", replace(event, upper=1.01), adjacency=way)  # not one pair for all
     assert together(tmp_path / "e").stated.delta == (3e-5 if name == "clipped-mixing" else 1e-5)
-
-
-def test_a_known_ledger_is_looked_up_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    charge(tmp_path / "a.db", POOL), charge(tmp_path / "b.db", POOL)
-    caplog.clear()
-    seen: list[Path] = []
-    known = ledgers.entered
-    monkeypatch.setattr(ledgers, "entered", lambda path: seen.append(path) or known(path))
-    charge(tmp_path / "a.db", *[POOL] * 50)
-    Accountant(1e-5).register(tmp_path / "f")  # in memory: nothing to enter
-    assert len(seen) == 1 and caplog.text == "" and not register_of(tmp_path / "f").exists()
 
 
 def test_processes_at_once_and_a_killed_one(

@@ -24,7 +24,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from privacy_cases import DELTA, answer, charged, offer, state
-from processes import ended
+from processes import ended, killed_before
 
 from adapmixed.errors import (
     LedgerBusyError,
@@ -32,41 +32,22 @@ from adapmixed.errors import (
     LedgerCorruptError,
     LedgerWriteError,
 )
-from adapmixed.privacy import Accountant, PublicAnswer, read_ledger
+from adapmixed.privacy import Accountant, read_ledger
 from adapmixed.privacy import ledger as ledgers
 from adapmixed.privacy.ledger import Record
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "ledger.db"
+class Marked(sqlite3.Connection):
+    """A connection whose changes are each followed by a call that kills a process."""
+
+    def execute(self, *values: Any) -> sqlite3.Cursor:
+        found = super().execute(*values)
+        if not values[0].startswith(("SELECT", "PRAGMA")):
+            os.getppid()
+        return found
 
 
-def killed_after(number: int, work: Callable[[], object]) -> int:
-    """Work in a child that is killed after its number-th change of a database or a folder."""
-    left = [number]
-
-    def step(call: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*values: Any, **named: Any) -> Any:
-            found = call(*values, **named)
-            left[0] -= not str(values[-1]).startswith(("SELECT", "PRAGMA"))
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)  # nothing is closed, flushed or undone
-            return found
-
-        return counted
-
-    class Counted(sqlite3.Connection):
-        def execute(self, *values: Any) -> sqlite3.Cursor:
-            return step(super().execute)(*values)  # type: ignore[no-any-return]
-
-    def counting() -> None:
-        sqlite3.connect = functools.partial(sqlite3.connect, factory=Counted)  # type: ignore
-        for name in ("replace", "fsync", "unlink"):
-            setattr(os, name, step(getattr(os, name)))
-        work()
-
-    return ended(counting)
+STEPS = ("replace", "fsync", "unlink", "getppid")
 
 
 def offered(number: int, epsilon: float | None, models: int = 3) -> Any:
@@ -85,13 +66,14 @@ def test_a_process_that_ends_at_any_step(tmp_path: Path, epsilon: float | None) 
         path, released = tmp_path / f"{number}.db", tmp_path / f"{number}.released"
 
         def work(path: Path = path, released: Path = released) -> None:
+            sqlite3.connect = functools.partial(sqlite3.connect, factory=Marked)  # type: ignore
             ledger = Accountant(DELTA, epsilon=epsilon, path=path)
             with open(released, "ab", buffering=0) as file:
                 for query in range(2):
                     ledger.charge(offered(query, epsilon))
                     file.write(b"x")
 
-        status = killed_after(number, work)
+        status = killed_before(work, number, STEPS)
         given = len(released.read_bytes()) if released.exists() else 0
         if status == 0:
             assert given == 2
@@ -123,47 +105,32 @@ def test_a_process_that_ends_at_any_step(tmp_path: Path, epsilon: float | None) 
     ), outcomes  # fmt: skip
 
 
-def test_a_full_database_releases_nothing(path: Path) -> None:
-    ledger = Accountant(DELTA, path=path)
-    ledger.charge(offer(answer(0)))
-    connection: Any = ledger._ledger._connection  # type: ignore[union-attr]
-    (pages,) = connection.execute("PRAGMA page_count").fetchone()
-    connection.execute(f"PRAGMA max_page_count = {pages}")
-    failed, late = offer([*answer(1), *[PublicAnswer(1)] * 3000]), offer(answer(2))
-    with pytest.raises(LedgerWriteError, match="could not be read or written: .* full"):
-        ledger.charge(failed)
-    with pytest.raises(LedgerClosedError, match="must be opened again: a charge failed"):
-        ledger.charge(late)
-    for one in (failed, late):
-        with pytest.raises(ValueError, match="its charge failed"):
-            one.release()
-    assert (ledger.charges, ledger.queries, ledger.guarantee().queries) == (2, 1, 1)
-    ledger.close()
-    with Accountant(DELTA, path=path) as again:
-        assert (again.charges, again.queries) == (2, 1)
-        again.charge(offer(answer(2)))
-    assert read_ledger(path).charges == 3
-
-
-def test_a_file_that_may_not_grow_releases_nothing(path: Path) -> None:
+def test_a_full_disk_releases_nothing(path: Path) -> None:
     """The kernel refuses a write to the write-ahead log beyond RLIMIT_FSIZE."""
 
     def work() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        ledger, charges = charged(0, path=path), 0
+        ledger, paid = Accountant(DELTA, path=path), 0
+        tickets = [offer(answer(number)) for number in range(100)]
         resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))
         with pytest.raises(LedgerWriteError, match="could not be read or written"):
-            for charges in range(100):
-                ledger.add(answer(charges))
+            for paid in range(100):
+                ledger.charge(tickets[paid])
         with pytest.raises(LedgerClosedError, match="must be opened again: a charge failed"):
-            ledger.add(answer(0))
-        path.with_name(f"charged {charges}").touch()
+            ledger.charge(tickets[-1])
+        for one in (tickets[paid], tickets[-1]):
+            with pytest.raises(ValueError, match="its charge failed"):
+                one.release()
+        assert ledger.queries == ledger.guarantee().queries == paid
+        path.with_name(f"charged {paid}").touch()
 
     assert ended(work) == 0
     (made,) = path.parent.glob("charged *")
-    charges = int(made.name.split()[1])
-    with Accountant(DELTA, path=path) as ledger:
-        assert 1 < charges <= ledger.charges <= charges + 1
+    paid = int(made.name.split()[1])
+    with Accountant(DELTA, path=path) as again:
+        assert 1 < paid <= again.queries <= paid + 1
+        again.charge(offer(answer(0)))
+        assert read_ledger(path).charges == again.charges == again.queries + 1
 
 
 def as_nobody(work: Callable[[], object]) -> None:

@@ -42,6 +42,7 @@ def plans():
 
 @pytest.mark.slow
 def test_plans_fill_the_budget(plans):
+    """A mechanism of a plan charges all of it with the first answer, and answers no query more."""
     for adjacency, found in plans.items():
         names = [one.mechanism for one in found]
         assert names == ["clipped-mixing", "clipped-log-pool", "pmixed"]
@@ -53,27 +54,19 @@ def test_plans_fill_the_budget(plans):
             counts, costs = zip(*one.over_time, strict=True)
             assert counts == (5, 50, 254, 508) and list(costs) == sorted(costs)
             assert costs[-1] == one.epsilon
+            mechanism, accountant = planned(one), Accountant(DELTA, adjacency=adjacency)
+            assert (mechanism.name, mechanism.planned_queries) == (one.mechanism, 508)
+            logits = torch.randn(64, 1, 8), torch.randn(1, 8)
+            accountant.charge(mechanism.propose(*logits, rng=SecureRandom()))
+            guarantee = accountant.guarantee()
+            assert guarantee.epsilon <= 1.0 and guarantee.budget == 508
+            assert guarantee.epsilon == pytest.approx(one.epsilon, rel=1e-3)
+            accountant.check_left(mechanism, 507)
+            with pytest.raises(BudgetSpentError, match="1 of which are spent, got up to 508"):
+                accountant.check_left(mechanism, 508)
     for place, name in ((0, "upper"), (1, "upper"), (2, "radius")):  # wider neighbours buy less
         wide, narrow = (plans[way][place].settings[name] for way in ("zero_out", "replace_one"))
         assert wide > narrow
-
-
-@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
-@pytest.mark.slow
-def test_a_plan_becomes_its_mechanism(plans, adjacency):
-    """It states the planned ε, charges it with the first answer, and answers no query more."""
-    for one in plans[adjacency]:
-        mechanism = planned(one)
-        assert (mechanism.name, mechanism.planned_queries) == (one.mechanism, 508)
-        logits = torch.randn(64, 1, 8), torch.randn(1, 8)
-        accountant = Accountant(DELTA, adjacency=adjacency)
-        accountant.charge(mechanism.propose(*logits, rng=SecureRandom()))
-        guarantee = accountant.guarantee()
-        assert guarantee.epsilon <= 1.0 and guarantee.budget == 508
-        assert guarantee.epsilon == pytest.approx(one.epsilon, rel=1e-3)
-        accountant.check_left(mechanism, 507)
-        with pytest.raises(BudgetSpentError, match="1 of which are spent, got up to 508"):
-            accountant.check_left(mechanism, 508)
 
 
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])

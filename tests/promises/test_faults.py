@@ -70,7 +70,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
     # Costs are rounded up, settings down, and draws are exact.
     ("adapmixed.privacy.conversions:add_up", "sums are rounded to nearest",
      instead(lambda a, b: a + b),
-     "privacy/test_conversions.py::test_a_sum_is_never_below_the_exact_one"),
+     "privacy/test_costs.py::test_a_sum_is_never_below_the_exact_one"),
     ("adapmixed.privacy.conversions:add_up", "sums of losses are rounded to nearest",
      instead(lambda total, losses: total + losses),
      "privacy/test_accountant.py::test_totals_are_upper_bounds_of_the_losses"),
@@ -79,7 +79,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
      "privacy/test_guarantee.py::test_displayed_epsilon_is_rounded_up"),
     ("adapmixed.privacy.conversions:gdp_to_dp", "an epsilon of Gaussian DP is rounded down",
      changed(lambda epsilon: epsilon * (1 - 1e-9)),
-     "privacy/test_conversions.py::test_epsilon_of_gaussian_dp_keeps_delta_and_little_less_does_not"),
+     "privacy/test_costs.py::test_epsilon_of_gaussian_dp_keeps_delta_and_little_less_does_not"),
     ("adapmixed.privacy.composition:ShardBudget.for_epsilon", "a budget is rounded up",
      lambda original: classmethod(lambda cls, *given: larger(original.__func__(cls, *given))),
      "privacy/test_accountant.py::test_a_budget_is_the_largest_for_its_epsilon"),
@@ -88,7 +88,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
      "mechanisms/test_paper.py::test_no_rounding_exceeds_the_configured_epsilon"),
     ("adapmixed.privacy.costs:charge_rounding", "charges lack the others' rounding",
      changed(lambda _: (0.0, 0.0)),
-     "mechanisms/test_enumerated.py::test_an_emptied_member_costs_at_most_its_own_charge"),
+     "mechanisms/test_distributions.py::test_an_emptied_member_costs_at_most_its_own_charge"),
     ("adapmixed.mechanisms.mechanism:NextToken.sample", "tokens are drawn in single precision",
      instead(single_precision),
      "mechanisms/test_distributions.py"

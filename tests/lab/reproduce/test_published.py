@@ -12,8 +12,7 @@ from dataclasses import replace
 import mpmath
 import pytest
 import torch
-from exact import answered_from_q, costs, log_probs, losses, mixtures, stated, uncharged
-from just_above import exactly
+from exact import answered_from_q, costs, exactly, log_probs, losses, mixtures, stated, uncharged
 from oracle import one_way
 from paper_cases import DELTA, SEED, SETTINGS, answer, budget, ensemble, published, rows
 from torch import Tensor
