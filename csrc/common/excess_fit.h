@@ -87,10 +87,11 @@ SquareTimes fit_square_times(const Function& f, double reach, int degree) {
   return fit;
 }
 
-// One direction of one order: its excess, and the square of the excess's derivative with respect to
-// x, s ((1+x)^{s-1} - 1), of which only the losses' bound makes use.
+// One direction of one order: its excess and, for the losses' bound, the square of its derivative,
+// s ((1+x)^{s-1} - 1), which is within `bend` t^2 of s (s-1) x.
 struct ExcessFit {
   SquareTimes excess, squared_slope;
+  double bend;
 };
 
 inline ExcessFit fit_excess(double s, double reach, int degree) {
@@ -103,7 +104,11 @@ inline ExcessFit fit_excess(double s, double reach, int degree) {
     const double slope = s * std::expm1((s - 1.0) * std::log1p(x)) / x;
     return slope * slope;
   };
-  return {fit_square_times(excess, reach, degree), fit_square_times(squared_slope, reach, degree)};
+  const auto bend = [s](double x) {
+    return std::fabs(s * power(x, log_parts(x, 1.0 + x), s - 1.0).excess);
+  };
+  return {fit_square_times(excess, reach, degree), fit_square_times(squared_slope, reach, degree),
+          std::fmax(bend(-reach), bend(reach))};
 }
 
 // The degree of interpolants, its index among the degrees that there are, and the largest |x| for

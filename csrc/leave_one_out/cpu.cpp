@@ -91,7 +91,7 @@ class Chunk {
  public:
   static std::int64_t scratch_size(const LossPlan& plan) {  // in doubles
     return Tile::scratch_size(plan) + 2 * TokenList::scratch_size(plan) +
-           plan.models * (1 + kMaxMoments) * Vec::kLanes;
+           plan.models * (2 + kMaxMoments) * Vec::kLanes;
   }
 
   Chunk(const Ensemble& in, const Weights& weights, const LossPlan& plan,
@@ -106,7 +106,7 @@ class Chunk {
 
   // Adds to the sums of all models, which lie one after the other.
   TokenSums add(std::int64_t begin, std::int64_t end, double* sums) {
-    const std::int64_t each = (1 + moments_.degree) * Vec::kLanes;
+    const std::int64_t each = (2 + moments_.degree) * Vec::kLanes;
     for (std::int64_t k = 0; k < plan_.models * each; ++k) accumulators_[k] = 0.0;
     for (std::int64_t v = begin; v < end; v += plan_.tile) {
       const std::int64_t stop = v + plan_.tile < end ? v + plan_.tile : end;
@@ -124,6 +124,7 @@ class Chunk {
       const double* own = accumulators_ + i * each;
       const ModelSums to = plan_.sums_of(sums, i, moments_.degree);
       to[0] += sum(Vec::load(own)) * moments_.reach;
+      to[2] += sum(Vec::load(own + (1 + moments_.degree) * Vec::kLanes));
       for (int k = 0; k < moments_.degree; ++k) {
         to.moments()[k] += sum(Vec::load(own + (1 + k) * Vec::kLanes));
       }
@@ -137,16 +138,16 @@ class Chunk {
 
   template <int kDegree>
   void add_model(std::int64_t i) {
-    double* own = accumulators_ + i * (1 + kDegree) * Vec::kLanes;
+    double* own = accumulators_ + i * (2 + kDegree) * Vec::kLanes;
     const float *deviations = tile_.deviations(i), *mixture = tile_.p();
     const float *middle = tile_.middle(), *factor = tile_.factor();
     const std::int64_t padded = tile_.padded();
     for (std::int64_t start = 0; start < padded; start += kBurst * Flt::kLanes) {
       const std::int64_t stop =
           start + kBurst * Flt::kLanes < padded ? start + kBurst * Flt::kLanes : padded;
-      Flt s[kDegree + 1];
+      Flt s[kDegree + 2];
       ADAPMIXED_UNROLL
-      for (int k = 0; k <= kDegree; ++k) s[k] = Flt(0.0f);
+      for (int k = 0; k <= kDegree + 1; ++k) s[k] = Flt(0.0f);
       for (std::int64_t lane = start; lane < stop; lane += Flt::kLanes) {
         Flt t =
             (Flt::load(middle + lane) - Flt::load(deviations + lane)) * Flt::load(factor + lane);
@@ -163,18 +164,18 @@ class Chunk {
         }
       }
       ADAPMIXED_UNROLL
-      for (int k = 0; k <= kDegree; ++k) {
+      for (int k = 0; k <= kDegree + 1; ++k) {
         double* at = own + k * Vec::kLanes;
         (Vec::load(at) + widened(s[k])).store(at);
       }
     }
   }
 
-  // s[k] += p t^{1+k}: the even powers are added, and the odd ones computed from them in the same
-  // step.
+  // s[k] += p t^{1+k}, the odd powers from the even ones. The last one is the sum of p |t|.
   template <int kDegree>
   ADAPMIXED_INLINE static void accumulate(Flt* s, Flt p, Flt t, Flt square) {
     s[0] = vfma(p, t, s[0]);
+    s[kDegree + 1] = vfma(p, vabs(t), s[kDegree + 1]);
     Flt power = p * square;
     ADAPMIXED_UNROLL
     for (int k = 1; k <= kDegree; k += 2) {

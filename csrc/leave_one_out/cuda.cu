@@ -22,13 +22,13 @@ constexpr int kModelLanes = kWarp / kTileParts;
 // A lane's bursts are added up from 0, then the lanes' sums.
 static_assert(kBurst + kLossThreads / kTileParts / kBurst - 1 + kTileParts - 1 <= kMomentAdditions);
 
-// Adds p t^{1+k} to s[k], with at most 1 + k roundings.
-template <int kCount>
-__device__ inline void add_powers(float p, float t, float (&s)[kCount]) {
+// Adds p t^{1+k} to s[k], with at most 1 + k roundings, and p |t| to the last one.
+template <int kSize>
+__device__ inline void add_powers(float p, float t, float (&s)[kSize]) {
+  constexpr int kCount = kSize - 1;
+  s[kCount] = vfma(p, std::fabs(t), s[kCount]);
   const float square = t * t, cube = square * t, fourth = square * square;
-  s[0] = vfma(p, t, s[0]);
-  s[1] = vfma(p, square, s[1]);
-  s[2] = vfma(p, cube, s[2]);
+  s[0] = vfma(p, t, s[0]), s[1] = vfma(p, square, s[1]), s[2] = vfma(p, cube, s[2]);
   float power = p * fourth;
 #pragma unroll
   for (int k = 3; k < kCount; k += 4) {
@@ -62,9 +62,7 @@ template <class T, int kCount>
 __device__ void shared_sum(T (&values)[kCount]) {
   __syncwarp();
 #pragma unroll
-  for (int m = 0; m < kCount; ++m) {
-    values[m] = values[m] + __shfl_xor_sync(kAllLanes, values[m], kModelLanes);
-  }
+  for (int m = 0; m < kCount; ++m) values[m] += __shfl_xor_sync(kAllLanes, values[m], kModelLanes);
 }
 
 // A chunk of one position. A whole block must call the constructor and run() together.
@@ -113,11 +111,11 @@ struct ChunkSums {
     const bool present = index < end;
     const int i = present ? index : end - 1;  // a lane without a model reads the last
     const float* deviations = tile.deviations + (i - first) * call.layout.pitch() + part * length;
-    float total[kDegree + 1] = {};
+    float total[kDegree + 2] = {};
     std::uint64_t large = 0;
 #pragma unroll 1
     for (int k = 0; k < length; k += kBurst) {
-      float s[kDegree + 1] = {};
+      float s[kDegree + 2] = {};
       const int own = part * length + k, other = (1 - part) * length + k;
       const std::uint32_t bits = wide[own / 32] >> own % 32 | wide[other / 32] >> other % 32;
       const TileTokens* tokens = tile.tokens + own / 4;
@@ -129,7 +127,7 @@ struct ChunkSums {
       }
       large |= std::uint64_t{found} << k;
 #pragma unroll
-      for (int m = 0; m <= kDegree; ++m) total[m] = total[m] + s[m];
+      for (int m = 0; m <= kDegree + 1; ++m) total[m] = total[m] + s[m];
     }
     shared_sum(total);
     const ModelSums sums = call.model_sums(out, i);
@@ -147,6 +145,7 @@ struct ChunkSums {
       put(ModelSums::columns(m, call.num_orders),
           m == 0 && hidden != 0 ? kHidden : static_cast<double>(total[1 + m]));
     }
+    put(2, total[kDegree + 1]);
     add_listed(large, part * length, deviations, total[0], fresh, put);
   }
 
@@ -198,7 +197,7 @@ struct ChunkSums {
       double sums[4] = {found.value, found.weight, found.rough, found.near};
       shared_sum(sums);
 #pragma unroll
-      for (int m = 0; m < 4; ++m) put(2 + 4 * k + m, sums[m]);
+      for (int m = 0; m < 4; ++m) put(3 + 4 * k + m, sums[m]);
     }
   }
 };

@@ -24,13 +24,11 @@ using MaskOf = decltype(std::declval<T>() < std::declval<T>());
 // Tokens with a smaller q, or with less of q in the mixture, are computed in double. Those rarer
 // than e^kRarest count as that rare, which overstates losses.
 constexpr double kLeastFloatQ = 1e-27, kLeastRatio = 0.5, kRarest = -75.0;
-// Excesses of orders nearer to 1 are computed in double.
-constexpr double kLeastFloatOrder = 1.1;
+constexpr double kLeastFloatOrder = 1.1;  // excesses of orders nearer to 1 are computed in double
 // log p/q above this is cut off. With less than kLeastTotal of p_bar / q in all, X leaves the range
 // of floats.
 constexpr double kMostLogRatio = 700.0, kLeastTotal = 1e-37;
-// What stands for sum p t^2 of a row that floats do not tell from the public one.
-constexpr double kHidden = 1e-300;
+constexpr double kHidden = 1e-300;  // for sum p t^2 of rows that floats take for the public one
 
 // The neighbouring mixtures of one call, the same for all tokens.
 struct Neighbours {
@@ -221,16 +219,15 @@ struct Neighbour {
 // Of tokens that are computed in double, p_bar / q is off by what the log-sum-exps leave and by the
 // rounding of its sum over the slots; p_bar / q F is at most 1 / divisor + |x|, or 1 against q.
 //
-// A sum of p c(x) therefore moves by at most own times sum p x c'(x), shared times the norm of c',
-// growth times sum p (x c'(x) - c(x)), and half the largest c'' times the squared norm of x's
-// error. A listed term moves by at most (3 + 1.5 |s log X|) c times the relative error of x, or of
-// X if X < 1/2 (found by trying), by that of p, and by the error of power_excess. The shared part
-// of x's error is relative to |x|. In double p, x and X are off by 4 units at most.
+// A sum of p c(x) therefore moves by at most own times sum p x c'(x); the lesser of shared times
+// the norm of c' and its largest value times sum p |c'(x)|; growth times sum p (x c'(x) - c(x));
+// and half the largest c'' times the squared norm of x's error. A listed term moves by at most (3 +
+// 1.5 |s log X|) c (found by trying) times the error of x, or of X if X < 1/2, by that of p, and by
+// that of power_excess. The shared part of x's error is relative to |x|. In double p, x and X are
+// off by 4 units.
 constexpr double kOwn = kRatioUnits + 5.0, kMean = kRatioUnits + 5.0;
-// The most additions in floats through which a term of a moment goes.
-constexpr int kMomentAdditions = 20;
-// A bound on the norm of the x that are so small that a term of a moment is 0 in floats.
-constexpr double kLostNorm = 2e-16;
+constexpr int kMomentAdditions = 20;  // the most in floats through which a term of a moment goes
+constexpr double kLostNorm = 2e-16;   // the largest of x whose terms of a moment are 0 in floats
 
 // Sums over the tokens of a position in single precision, but for `balance`, which is over all.
 struct TokenSums {
@@ -260,18 +257,19 @@ struct ListedSums {
 };
 
 // The sums of one model over a chunk, later over a position: sum p x, sum p x^2 of listed tokens,
-// ListedSums of both directions for each order, and moments sum p t^{2+k}, x = reach t.
+// sum p |t| of the others, x = reach t, ListedSums of both directions for each order, and moments
+// sum p t^{2+k}.
 struct ModelSums {
   double* data;
   std::int64_t stride, orders;  // stride: from one number to the next
 
   ADAPMIXED_HD static std::int64_t columns(int degree, std::int64_t orders) {
-    return 2 + 8 * orders + degree;
+    return 3 + 8 * orders + degree;
   }
   ADAPMIXED_HD double& operator[](std::int64_t at) const { return data[at * stride]; }
   ADAPMIXED_HD ModelSums from(std::int64_t at) const { return {&(*this)[at], stride, orders}; }
   ADAPMIXED_HD ModelSums listed(std::int64_t k, bool reverse) const {
-    return from(2 + 8 * k + 4 * reverse);
+    return from(3 + 8 * k + 4 * reverse);
   }
   ADAPMIXED_HD ModelSums moments() const { return from(columns(0, orders)); }
   ADAPMIXED_HD double second(double reach) const {  // sum p x^2
@@ -306,7 +304,7 @@ class LossBound {
     shared_ += in_double;
     listed_ = 4.0 * u + ratio_error + in_double / moments.reach;
     rough_ = own_ + 1.4 * growth_;
-    near_ = most / moments.reach;
+    near_ = most / moments.reach, most_ = most + in_double;
   }
 
   // log1p(max(A, B)) / (alpha - 1) of order number k. NaN gives +inf: the loss may not be small.
@@ -314,36 +312,39 @@ class LossBound {
                            double order) const {
     const double norm = all_.against_public ? sums.second(moments_.reach) : mean_norm_;
     if (norm == 0.0) return 0.0;
-    const double forward = excess(fits[0], sums.moments(), sums.listed(k, false), order);
-    const double reverse = excess(fits[1], sums.moments(), sums.listed(k, true), order);
+    const double forward = excess(fits[0], sums, sums.listed(k, false), order);
+    const double reverse = excess(fits[1], sums, sums.listed(k, true), order);
     if (std::isnan(forward) || std::isnan(reverse)) return HUGE_VAL;
     return std::log1p(std::fmax(std::fmax(forward, reverse), 0.0)) / (order - 1.0);
   }
 
  private:
   // An upper bound on the sum of excesses of one direction, s = order or 1 - order.
-  ADAPMIXED_HD double excess(const ExcessFit& fit, const ModelSums& moments,
-                             const ModelSums& listed, double order) const {
+  ADAPMIXED_HD double excess(const ExcessFit& fit, const ModelSums& sums, const ModelSums& listed,
+                             double order) const {
     const double u = kFloatUnit, reach = moments_.reach;
     const int degree = moments_.degree;
+    const ModelSums moments = sums.moments();
     double slope, unused;
     const double bulk = fit.excess.sum(moments, degree, slope);
     const double squared_slope =
         fit.squared_slope.sum(moments, degree, unused) + fit.squared_slope.error * moments[0];
     const double moved = own_ * (reach * std::sqrt(moments[0])) + shared_ + kLostNorm;
-    // |c''| = order (order - 1) (1 + x)^s', s' = order - 2 or -order - 1.
-    const double curvature = order * (order - 1.0) * std::exp(-(order + 1.0) * std::log1p(-reach));
-    const double error = own_ * std::fabs(slope) +
-                         shared_ * std::sqrt(std::fmax(squared_slope, 0.0)) +
-                         growth_ * std::fabs(slope - bulk) +
-                         fit.excess.rounding(moments, degree, (6.0 + kMomentAdditions) * u, u) +
-                         fit.excess.error * moments[0] + 0.5 * curvature * moved * moved;
+    const double at_zero = order * (order - 1.0);  // |c''| = at_zero (1 + x)^{s - 2}
+    const double curvature = at_zero * std::exp(-(order + 1.0) * std::log1p(-reach));
+    const double size = 1.001 * (at_zero * reach * sums[2] + fit.bend * moments[0]);  // of c'
+    const double error =
+        own_ * std::fabs(slope) +
+        std::fmin(shared_ * std::sqrt(std::fmax(squared_slope, 0.0)), most_ * size) +
+        growth_ * std::fabs(slope - bulk) +
+        fit.excess.rounding(moments, degree, (6.0 + kMomentAdditions) * u, u) +
+        fit.excess.error * moments[0] + 0.5 * curvature * moved * moved;
     return bulk + error + listed[0] + listed[1] * listed_ + listed[2] * rough_ + listed[3] * near_;
   }
 
   const Neighbours& all_;
   MomentChoice moments_;
-  double mean_norm_, own_, shared_, growth_, listed_, rough_, near_;
+  double mean_norm_, own_, shared_, most_, growth_, listed_, rough_, near_;
 };
 
 ADAPMIXED_CORE_END

@@ -97,7 +97,9 @@ class Position {
         public_(row_of(in.public_logits, 0, position)) {}
 
   void run(int threads) {
-    top_ = top_token();
+    // At the logit of the most likely token the log-sum-exps start.
+    const double most_likely = largest_logit<D>(public_.data, vocab_);
+    for (top_ = 0; public_.at(top_) < most_likely;) ++top_;
     out_.public_status[position_] = sum_row(public_, out_.public_lse + position_);
     if (out_.public_status[position_] != kRowOk) return give_up();
     public_float_sum_ = float_sum(public_);
@@ -138,14 +140,6 @@ class Position {
       out_.span[at] = NAN;
     }
     out_.log_normaliser[position_] = NAN;
-  }
-
-  // The most likely token of the public row, at whose logit the log-sum-exps start.
-  std::int64_t top_token() const {
-    const double most = largest_logit<D>(public_.data, vocab_);
-    std::int64_t v = 0;
-    while (public_.at(v) < most) ++v;
-    return v;
   }
 
   std::int32_t sum_row(const Row& row, double* lse) const {

@@ -25,8 +25,7 @@ char* make_stack() {
   return static_cast<char*>(memory) + page;
 }
 
-// Reused from block to block.
-struct Pool {
+struct Pool {  // reused from block to block
   std::vector<Fibre> fibres;
   std::vector<char*> stacks;  // never freed
   std::vector<void*> sanitizers;
