@@ -72,7 +72,7 @@ ADAPMIXED_HD_INLINE EntropyTerms<F> entropy_terms(F t) {
   const F d = vfma(e.scale, e.f + e.tail, e.scale - F(1.0f));
   const F r = vfma(e.scale, e.f + e.tail, e.scale);
   const auto far = vabs(e.octaves) > F(0.5f);
-  return {r, vselect(far, vfms(r, t, d), vfms(t, d, e.tail)), vselect(far, d - t, e.tail)};
+  return {r, vselect(far, vfms(r, t, d), vfms(t, d, e.tail)), exp_excess(e, t)};
 }
 
 // The sums of a pair for a few orders.

@@ -111,6 +111,7 @@ def lost() -> list[tuple[Case, int]]:
         (Case("groups", *groups, orders=(2.0, 30.0), weights=weight_of(0.8)), 0),
         (Case("listed", *listed, orders=(2.0, 60.0, 7.5), weights=weight_of(0.7)), 0),
         (Case("absent", *absent, orders=(3.0,)), 38),
+        *((case, 0) for case in cases.demanding() if case.name.startswith("agreeing")),
         (Case("answered", *answered, orders=(2.0,), weights=weight_of(0.3)), 0),
     ]
 

@@ -163,7 +163,6 @@ def demanding() -> list[Case]:
     generator = torch.Generator().manual_seed(1)
     alike = alike_public + torch.tensor([11.0] * 16 + [-0.1] * 16)
     alike = alike + 0.003 * torch.randn(40, 1, 32, generator=generator)
-    apart = torch.tensor([-3.0, 7.6]) + 0.3 * torch.randn(23, 1, 2, generator=generator)
     # One member's p/q at a rare token is 3.8, the others' 0.285.
     rare_public = torch.tensor([[0.0, -38.0]])
     rare = rare_public.repeat(16, 1, 1)
@@ -190,9 +189,12 @@ def demanding() -> list[Case]:
         Case("unseen-by-floats", unseen, unseen_public, ((18.0, 3.6),), (2.0, 256.0, 1024.0),
              (unseen_weight,)),
         Case("alike", alike, alike_public, ((18.0, 3.6),), (64.0, 1024.0), (half,)),
-        # Most of the mixture's error lies where the members agree.
-        Case("public-apart", apart.repeat_interleave(64, -1),
-             torch.tensor([[1.4, -1.3]]).repeat_interleave(64, -1), (), (18.0, 64.0), (2 * half,)),
+        # Errors that members share, mostly at tokens where x is small, or where it is not.
+        *(Case(f"agreeing-{spread}", *(rows.repeat_interleave(16, -1) for rows in (
+            torch.tensor(private) + spread * torch.randn(40, 1, 2, generator=generator),
+            torch.tensor([public]))), (), (18.0, 64.0), (2 * half,))
+          for spread, private, public in ((0.3, [-3.0, 7.6], [1.4, -1.3]),
+                                          (0.003, [0.0, 1.5], [0.0, 0.0]))),
         Case("rare-token", rare, rare_public, ((18.0, 3.6),), (64.0,), (2 * half,)),
         Case("orders-far-apart", many, many_public, ((2.5, 0.03), (17.5, 1e-3)),
              (8.0, 16.0, 1024.0), (2 * half,)),

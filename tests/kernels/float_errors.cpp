@@ -9,9 +9,9 @@
 // losses: of leave_one_out/formula.h, as shares of what LossBound allows for,
 // - of x against the public distribution, where one model alone differs from it; and of x near 0
 //   while the others differ;
-// - of a listed term whose x, or X, has moved; and of power_excess.
+// - of a listed term whose x, or X, has moved; of power_excess; and of an excess's slope.
 // divergences: of renyi/formula.h,
-// - of r t - d and d - t given t, and of h given u, in kFloatUnit;
+// - of r t - d and d - t = h(t) given t, in kFloatUnit;
 // - of a token's terms up to 10 and of larger ones, as shares of what divergence_above allows for.
 #include <algorithm>
 #include <cstdio>
@@ -230,10 +230,24 @@ static double worst_neighbour(bool zero_out, double first, double size) {
   return worst;
 }
 
+// The largest |c'(x)| up to a reach, as a share of its bound order (order - 1) |x| + bend t^2.
+static double worst_slope(double s, const MomentChoice& at) {
+  const double bend = fit_excess(s, at.reach, at.degree).bend;
+  double worst = 0.0;
+  for (int k = -100; k <= 100; ++k) {
+    const double t = k / 100.0, x = at.reach * t;
+    const double slope = std::fabs(s * std::expm1((s - 1.0) * std::log1p(x)));
+    if (k != 0) worst = std::fmax(worst, slope / (s * (s - 1.0) * std::fabs(x) + bend * t * t));
+  }
+  return worst;
+}
+
 static void print_of_losses() {
-  double moved = 0.0, powered = 0.0;
+  double moved = 0.0, powered = 0.0, slope_share = 0.0;
   for (const double order : {1.001, 1.01, 1.5, 2.0, 2.5, 8.0, 17.5, 64.0, 256.0, 1000.5}) {
     for (const double s : {order, 1.0 - order}) {
+      const MomentChoice at = moments_at(kDegrees - 1, order);
+      slope_share = std::fmax(slope_share, worst_slope(s, at));
       for (int k = 0; k < 40000; ++k) {
         const double size = std::pow(10.0, -7.0 + k % 20000 * 5e-4);
         const double x = k < 20000 ? size : -size, X = 1.0 + x;
@@ -254,8 +268,8 @@ static void print_of_losses() {
       }
     }
   }
-  std::printf("%g %g %g %g\n", worst_neighbour(true, 3.0, 1e-4), worst_neighbour(false, 1e-6, 0.6),
-              moved, powered);
+  std::printf("%g %g %g %g %.12g\n", worst_neighbour(true, 3.0, 1e-4),
+              worst_neighbour(false, 1e-6, 0.6), moved, powered, slope_share);
 }
 
 // The largest errors of a token's terms up to 10 and of larger ones, as shares of what
@@ -292,7 +306,7 @@ static std::pair<double, double> worst_divergences() {
 }
 
 static void print_of_divergences() {
-  double entropy = 0.0, excess = 0.0;
+  double entropy = 0.0;
   for (int k = 0; k < 4000000; ++k) {
     const auto size = static_cast<float>(std::exp(-16.0 + k % 2000000 * 1e-5));
     const float t = k < 2000000 ? size : -size;
@@ -308,11 +322,9 @@ static void print_of_divergences() {
     const EntropyTerms<float> terms = entropy_terms(t);
     entropy = std::max({entropy, static_cast<double>(fabsl(terms.forward / forward - 1.0L)),
                         static_cast<double>(fabsl(terms.backward / backward - 1.0L))});
-    const float h = exp_excess(float_exp_parts(t), t);
-    excess = std::max(excess, static_cast<double>(fabsl(h / backward - 1.0L)));
   }
   const auto [small, large] = worst_divergences();
-  std::printf("%g %g %g %g\n", entropy / kFloatUnit, excess / kFloatUnit, small, large);
+  std::printf("%g %g %g\n", entropy / kFloatUnit, small, large);
 }
 
 int main(int, char** arguments) {

@@ -151,7 +151,7 @@ class Corpus:
 
     @property
     def positional(self) -> bool:
-        """Whether documents are named by position, so that an edit can rename later ones."""
+        """True if documents are named by position, so that an edit can rename later ones."""
         return self.id_column is None and self.kind != BUILTIN and not self._is_text_folder
 
     def with_new_document(self, pattern: str | None) -> Corpus:

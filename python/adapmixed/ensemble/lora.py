@@ -88,7 +88,7 @@ class Adapter:
 
     @property
     def is_zero(self) -> bool:
-        """Whether every update is zero, so that the adapted model equals the public one."""
+        """True if every update is zero, so that the adapted model equals the public one."""
         return all(not up.count_nonzero() for _, up in self.updates.values())
 
 
@@ -249,7 +249,7 @@ class Trunk:
 
     @property
     def repeats_input(self) -> bool:
-        """Whether members share nothing, so that every row starts from the token ids."""
+        """True if members share nothing, so that every row starts from the token ids."""
         return self.head is None and not self.blocks
 
     def shares(self, block: int) -> bool:

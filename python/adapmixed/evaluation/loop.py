@@ -383,7 +383,7 @@ class Session:
 
     @property
     def complete(self) -> bool:
-        """Whether every window of every run is answered."""
+        """True if every window of every run is answered."""
         return self.place == len(self._order)
 
     def tell(self, more: int = 0) -> None:
