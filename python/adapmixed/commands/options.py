@@ -294,15 +294,6 @@ def say_hub(base: str) -> None:
         print(f"Base {base!r} is not a folder here; asking the model hub for it.", file=sys.stderr)
 
 
-def quiet_libraries() -> None:
-    """Silence the libraries' progress bars if standard error is no terminal."""
-    if not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-        from transformers.utils import logging
-
-        logging.disable_progress_bar()
-
-
 def progress_bar(
     total: int, unit: str, *, shown: bool = True
 ) -> tuple[Callable[[int, int], None], Callable[[], None]]:

@@ -7,7 +7,6 @@ caught. The page "Audit what is claimed" explains what a pass means.
 
 import argparse
 
-from adapmixed.commands.options import quiet_libraries
 from adapmixed_lab import audit
 
 
@@ -27,8 +26,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the audits, printing each finding as it comes."""
     if arguments.seed is not None and arguments.seed < 0:
         raise ValueError(f"--seed must be >= 0, got {arguments.seed}")
-    if {"canaries", "synthesis"} & set(arguments.names or audit.AUDITS):  # they load models
-        quiet_libraries()
     findings: list[audit.Finding] = []
     for found in audit.run(arguments.names, audit.Effort(arguments.seconds, arguments.seed)):
         if not findings or found.audit != findings[-1].audit:

@@ -19,7 +19,6 @@ from adapmixed.commands.options import (
     check_output,
     load_ensemble,
     progress_bar,
-    quiet_libraries,
     random_source,
 )
 from adapmixed.files import write_file
@@ -57,7 +56,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Evaluate all methods, print the table and write the figure."""
     check_alone("compare")
     check_output("--out", arguments.out)
-    quiet_libraries()
     from adapmixed.evaluation import evaluate
     from adapmixed.mechanisms import PublicOnly, Unprotected
     from adapmixed.ranks import ALONE

@@ -7,7 +7,7 @@ noise.
 
 import argparse
 
-from adapmixed.commands.options import check_alone, progress_bar, quiet_libraries
+from adapmixed.commands.options import check_alone, progress_bar
 from adapmixed.commands.train import (
     add_training_options,
     config_of,
@@ -45,7 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     check_alone("dp-sgd")  # each rank would train an adapter, and the guarantee covers one
     corpus = corpus_of(arguments)
-    quiet_libraries()
     training = training_of(arguments, "steps", "shared_a", "early_stopping")
     facts = facts_of(arguments)
     documents = documents_of(corpus, arguments.base, facts.revision)

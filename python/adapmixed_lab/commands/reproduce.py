@@ -23,7 +23,6 @@ from adapmixed.commands.options import (
     check_output,
     option,
     progress_bar,
-    quiet_libraries,
 )
 
 if TYPE_CHECKING:
@@ -157,7 +156,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.experiment not in EXPERIMENTS:
         return _redraw(Path(arguments.experiment), arguments.out)
     _refuse(arguments)
-    quiet_libraries()
     check_device(arguments)
     from adapmixed_lab.reproduce.measure import load_inputs, merge
 
