@@ -213,6 +213,7 @@ def test_a_whole_life(device: str, tmp_path: Path, capsys: pytest.CaptureFixture
     assert status == 429 and f"{50 - used} tokens left" in text
     assert asks(port, ASK | {"max_tokens": 50 - used}, **headers)[0] == 200
     assert main(["keys", "remove", str(tmp_path / "keys.json"), "alice"]) == 0
+    run.send_signal(signal.SIGHUP)  # it made a server read the file, and changes nothing now
     assert asks(port, ASK, **headers)[0] == 401
     run.send_signal(signal.SIGINT)
     run.communicate(timeout=30)

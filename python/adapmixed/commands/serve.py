@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import signal
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -147,6 +148,8 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     raise_file_limit()
     if arguments.keys is not None:  # a bad file is found before models are loaded
         read_keys(arguments.keys)
+        # Whoever still sends SIGHUP to have the file read again must cut no answer.
+        stack.callback(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, signal.SIG_IGN))
     listening = stack.enter_context(bound(arguments.host, arguments.port))
     figures = stack.enter_context(bound(LOOPBACK, arguments.metrics_port or 0))
     mechanism = _demo(arguments) if arguments.demo is not None else _chosen(arguments)
