@@ -350,9 +350,9 @@ class Scheduler:
             )
             for prompt in waiting:
                 del self._waiting[prompt]
-        self._leave(running)
         for prompt, answer in (running | waiting).items():
             answer.end(prompt)
+        self._leave(running)
 
     def _admit(self) -> None:
         """Let waiting sequences join the batch, as many as the engine has room for."""
