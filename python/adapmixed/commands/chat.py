@@ -52,8 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
                 break
             if line.strip() in _LEAVE:
                 break
+            if line.strip() == "/new":
+                messages = []
             if line.strip() in ("", "/new"):
-                messages = [] if line.strip() else messages
                 continue
             asked = [*messages, {"role": "user", "content": line}]
             try:

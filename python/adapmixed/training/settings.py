@@ -209,9 +209,9 @@ def base_facts(base: str, revision: str | None = None) -> BaseFacts:
 
     Raises:
         OSError: if there is no such model.
-        ValueError: if an ensemble cannot be built on it (`support.check_model`), if it needs a
-            package that is not here, if it has no token that ends a text, or if `revision` is given
-            for a folder.
+        ValueError: if an ensemble cannot be built on it (`check_model`), if it needs a package that
+            is not here, if it has no token that ends a text, or if `revision` is given for a
+            folder.
     """
     import torch
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TARGETS
