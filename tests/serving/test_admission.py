@@ -11,7 +11,7 @@ from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -135,6 +135,8 @@ def test_the_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture
         file.write_text(whole)
         for name in ("bob", "carol"):
             remove_key(file, name)
+        with patch.object(admission, "read_keys", side_effect=OSError("too many open files")):
+            assert status(carol) == 429
         assert status(carol) == 401
 
 
@@ -450,15 +452,13 @@ def test_what_a_spent_plan_answers(then_public: bool, tmp_path: Path) -> None:
             told.append((answer.status_code, public, answer.text.count('"length"')))
             assert server.settled()
             told.append(client.get("/health").json())
-    health: list[Any] = [{"status": "ok"}] * 2
-    if then_public:
-        health = [{"answers": "ensemble", "plan_tokens_left": 4}]
-        health += [{"answers": "public model", "plan_tokens_left": 0}]
-        health = [{"status": "ok"} | one for one in health]
-    assert told[1::2] == [health[0]] * 3 + [health[1]] * 2
+    health: list[Any] = []
+    for who, left in [("ensemble", 4)] * 3 + [("public model", 0)] * 2:
+        more = {"answers": who, "plan_tokens_left": left} if then_public else {}
+        health.append({"status": "ok"} | more)
+    assert told[1::2] == health
     private, whole, stream = (200, 0, 1), (200, 1, 1), (200, 4, 1)  # 6 bytes, 4 letters
     refused = (429, 0, 0)
     spent = [whole, stream, private, whole] if then_public else [refused, refused, private, refused]
     assert told[::2] == [private, *spent]
     assert used(clients, alice) == engine.accountant.planned == 10
-    clients.close()

@@ -182,6 +182,8 @@ class Clients:
                 self._keys = read_keys(self._file)
             except (ValueError, OSError) as error:
                 _LOG.error("the old keys stay: %s", error)
+                if isinstance(error, OSError):  # it may pass, as that of too many open files does
+                    self._seen = None
         scheme, _, secret = (authorization or "").partition(" ")
         digest = hashlib.sha256(secret.strip().encode("utf-8", "surrogateescape")).hexdigest()
         found = None
