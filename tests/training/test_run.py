@@ -11,6 +11,7 @@ import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -122,9 +123,7 @@ def test_the_operators_files_are_private(tiny: Path, tmp_path: Path) -> None:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
     assert len(bytes.fromhex((private / "shard.key").read_text())) == 32
     # The shards' text was removed.
-    assert sorted(path.name for path in private.iterdir()) == [
-        "run.json", "shard.key",
-    ]  # fmt: skip
+    assert {path.name for path in private.iterdir()} == {"run.json", "shard.key"}
     trained(other)
     drawn = other.output.with_name("ensemble.private") / "shard.key"
     assert (private / "shard.key").read_text() != drawn.read_text()
@@ -157,6 +156,9 @@ def test_a_member_depends_on_its_shard_alone(tiny: Path, tmp_path: Path) -> None
 def test_one_run_at_a_time(tiny: Path, tmp_path: Path) -> None:
     """What killed processes left is removed when a run begins."""
     run, private = a_run(tmp_path, tiny), tmp_path / "ensemble.private"
+    with patch("fcntl.flock", side_effect=OSError("there are none")):
+        refuses("ensemble.private must lie on a file system with locks", run)
+    assert not run.output.exists()
     (private / "shards-of-a-killed-rank").mkdir(mode=0o700)
     (run.output / ".tmp-member-000-0").mkdir(parents=True)
     with sole_writer(private / "run.json"):
@@ -167,11 +169,9 @@ def test_one_run_at_a_time(tiny: Path, tmp_path: Path) -> None:
     assert not any(path.startswith(".") for path in contents(run.output))
 
 
-def test_what_another_machine_made_is_awaited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("time.sleep", lambda _: (tmp_path / "late").touch())
-    await_path(tmp_path / "late")
+def test_what_another_machine_made_is_awaited(tmp_path: Path) -> None:
+    with patch("time.sleep", lambda _: (tmp_path / "late").touch()):
+        await_path(tmp_path / "late")
     assert (tmp_path / "late").exists()
 
 
