@@ -11,6 +11,7 @@ import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -237,13 +238,16 @@ def test_refusals_before_any_work(tiny: Path, tmp_path: Path) -> None:
     refuses("open to its owner alone", replace(run, output=tmp_path / "open"))
 
 
-def test_a_base_that_could_not_be_loaded_is_refused_before_any_work(
+def test_without_locks_or_a_base_that_loads_no_folder_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import AutoModelForCausalLM
 
     tiny = write_base(tmp_path / "base")
     run = replace(a_run(tmp_path, tiny), output=tmp_path / "new")
+    with monkeypatch.context() as patched:
+        patched.setattr("fcntl.flock", Mock(side_effect=OSError("no locks")))
+        refuses("new.private must lie on a file system with locks", run)
     model_of("bert", vocab_size=2048).save_pretrained(tiny)  # of an untested type: it is tried
     query = replace(run, config=replace(CONFIG, target_modules=("query",)))
     refuses("bert does not: a later token changes earlier logits", query)
