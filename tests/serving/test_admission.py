@@ -389,8 +389,7 @@ def test_a_key_loses_nothing_if_the_server_stops_before_its_answer(tmp_path: Pat
             admit(*counted)
 
         clients.admit = stopped  # type: ignore[method-assign]
-        answer = server.client(headers=headers).post(COMPLETIONS, json=ASK)
-        assert answer.status_code == 503
+        assert server.client(headers=headers).post(COMPLETIONS, json=ASK).status_code == 503
         until(lambda: used(clients, alice) == server.admission.reserved == 0)
 
 
