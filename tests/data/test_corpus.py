@@ -336,7 +336,7 @@ def test_conversations_are_rendered(
     assert found == [Document("ann", "<user>hi\n<assistant>hello\n")] and seen == [talk]
     assert corpus.description()["text_column"] is None
     by_position = Corpus(str(path), chat_column="messages")
-    assert by_position.with_new_document("x") == by_position
+    assert by_position.positional and by_position.with_new_document("x") == by_position
     with pytest.raises(ValueError, match="render must be given for chat_column 'messages'"):
         corpus.documents()
 
@@ -396,10 +396,6 @@ def lines(rows: list[dict[str, Any]]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def blank_lines(items: list[str]) -> str:
-    return "\n\n".join(items)
-
-
 def wiki_rows(items: list[str]) -> str:
     return lines([{"text": line} for line in "".join(items).splitlines()])
 
@@ -427,7 +423,7 @@ def test_an_edit_moves_others_that_positions_name(
     items: Any = {"articles": ARTICLES, "headings": PEOPLE, "rows": USERS}[kind]
     heading = {"new_document": HEADING}
     written: dict[str, list[tuple[str, Callable[[Any], str], dict[str, Any]]]] = {
-        "articles": [("notes.txt", blank_lines, {})],
+        "articles": [("notes.txt", "\n\n".join, {})],
         "headings": [("wiki.txt", "".join, heading), ("wiki.jsonl", wiki_rows, heading)],
         "rows": [("rows.jsonl", lines, {})],
     }

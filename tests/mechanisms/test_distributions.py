@@ -198,7 +198,7 @@ def test_realised_losses_of_every_order(
     private, public, rows, k = everything(grid)
     mechanism = AdaPMixED(order, beta, screen=None, loss_orders=orders, adjacency=adjacency)
     event, _ = costs(proposed(mechanism, private, public, k))
-    assert event.adjacency == adjacency
+    assert (event.adjacency, event.orders) == (adjacency, orders or (order,))
     here = log_probs(mechanism, private, public, active=k)
     for i, neighbour in enumerate(neighbours(private, public, adjacency, rows)):
         there = log_probs(mechanism, neighbour, public, active=k)

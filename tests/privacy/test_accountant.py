@@ -572,6 +572,9 @@ def test_what_raises_writes_nothing(tmp_path: Path) -> None:
         assert accountant.charges == 0 and accountant.state()["counts"] == []
         accountant.charge(proposed(BOX))
     assert read_ledger(path).charges == 2  # the binding and the charge
+    with Accountant(DELTA, epsilon=2.0, path=tmp_path / "budget.db") as accountant:
+        with pytest.raises(ValueError, match=seeds):
+            accountant.charge(proposed(POOL, rng=SeededRandom(1)))
 
 
 def test_a_ledger_remembers_whom_it_protects(tmp_path: Path) -> None:

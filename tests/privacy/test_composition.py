@@ -177,7 +177,8 @@ def exact_delta(masses, first, interval, infinite, epsilon):
 @pytest.mark.parametrize("interval", [0.3, 1e-3, 2.0**-40, 50.0])
 @pytest.mark.parametrize("delta", [0.2, 1e-5, 1e-13])
 def test_delta_is_kept(interval, delta):
-    interval, generator = short_interval(interval), np.random.default_rng(5)
+    """Four of these ε would pass δ if the rounding of the sum were left out."""
+    interval, generator = short_interval(interval), np.random.default_rng(34)
     for first in (-7, 0, 3, 1_000_003):
         for infinite in (0.0, delta / 3, delta):
             masses = generator.dirichlet(np.full(200, 0.05)) * (1 - infinite)

@@ -138,7 +138,7 @@ def test_opening_reads_three_records_however_many_there_are(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The totals stand for the other records."""
-    charged(50, path=path).close()
+    charged(50, path=path).close(empty=False)
     read: list[Any] = []
     record = ledgers._record
     with monkeypatch.context() as patched:
@@ -155,25 +155,22 @@ def test_an_interruption_between_file_and_memory_ends_charging(
     class Interrupted(sqlite3.Connection):
         def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
             found = super().execute(statement, *values)
-            if statement == "COMMIT" and path.exists() and ledger.charges == 1:
+            if statement == "COMMIT" and path.exists() and ledger.charges == 0:
                 raise KeyboardInterrupt
             return found
 
     with monkeypatch.context() as patched:
         patched.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, factory=Interrupted))
         ledger = charged(0, path=path)
-    with ledger:
+    with pytest.raises(KeyboardInterrupt):
         ledger.add(answer(0))
-        with pytest.raises(KeyboardInterrupt):
+    assert ledger.charges == 0 and read_ledger(path).charges == 1
+    for _ in range(2):
+        with pytest.raises(LedgerClosedError, match="must be opened again: a charge failed"):
             ledger.add(answer(1))
-        assert ledger.charges == 1 and read_ledger(path).charges == 2
-        for _ in range(2):
-            with pytest.raises(LedgerClosedError, match="must be opened again: a charge failed"):
-                ledger.add(answer(2))
-    with pytest.raises(LedgerClosedError, match="must be opened again"):
-        ledger.add(answer(2))
+        ledger.close(empty=False)  # it has a charge
     with Accountant(DELTA, path=path) as again:
-        assert state(again) == state(charged(2)) == state(read_ledger(path).account)
+        assert state(again) == state(charged(1)) == state(read_ledger(path).account)
 
 
 DURABLE = {"journal_mode": "wal", "synchronous": 2, "fullfsync": 1, "checkpoint_fullfsync": 1}
@@ -270,6 +267,8 @@ def test_a_living_child_does_not_keep_a_closed_ledger(path: Path) -> None:
     child = forked(signal.pause)
     try:
         ledger.close()
+        with pytest.raises(LedgerClosedError, match="must be opened again: it was closed"):
+            ledger.add(answer(1))
         with Accountant(DELTA, path=path) as again:
             assert state(again) == state(charged(1))
     finally:

@@ -240,10 +240,11 @@ def test_other_writers_are_refused_or_seen(path: Path, monkeypatch: pytest.Monke
     for look in (lambda: Accountant(DELTA, path=path), lambda: read_ledger(path)):
         with pytest.raises(LedgerCorruptError, match="record 4 was altered"):
             look()
-    late = sqlite3.OperationalError("locking protocol")  # the file may be intact
-    late.sqlite_errorcode = sqlite3.SQLITE_PROTOCOL
-    with pytest.raises(LedgerWriteError, match="read or written"), ledgers.translated("a"):
-        raise late
+    for code in (sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_FULL, sqlite3.SQLITE_INTERRUPT):
+        late = sqlite3.OperationalError("the file may be intact")
+        late.sqlite_errorcode = code
+        with pytest.raises(LedgerWriteError, match="read or written"), ledgers.translated("a"):
+            raise late
 
 
 def test_what_cannot_keep_a_ledger_gets_no_files(

@@ -374,7 +374,8 @@ def test_a_fault_after_the_last_token_frees_once(
     monkeypatch.setattr(Metrics, "released", Mock(side_effect=[None, None, RuntimeError]))
     clients, alice, headers = a_client(tmp_path, tokens=100)
     with served(StubEngine("ab", queries=100, ends=True), clients=clients) as server:
-        assert server.client(headers=headers).post(COMPLETIONS, json=ASK).status_code == 503
+        answer = server.client(headers=headers).post(COMPLETIONS, json=ASK)
+        assert answer.status_code == 503 and answer.headers["x-should-retry"] == "false"
         assert server.settled() and server.scheduler.failed
         assert used(clients, alice) == 3 and server.admission.left == 97
 
@@ -389,8 +390,7 @@ def test_a_key_loses_nothing_if_the_server_stops_before_its_answer(tmp_path: Pat
             admit(*counted)
 
         clients.admit = stopped  # type: ignore[method-assign]
-        answer = server.client(headers=headers).post(COMPLETIONS, json=ASK)
-        assert answer.status_code == 503
+        assert server.client(headers=headers).post(COMPLETIONS, json=ASK).status_code == 503
         until(lambda: used(clients, alice) == server.admission.reserved == 0)
 
 

@@ -172,3 +172,4 @@ def test_a_step_draws_what_is_charged_and_nothing_else(
         assert check_error(reply.json(), reply.status_code)["code"] == "stopping"
         assert server.served.scheduler.failed
         assert done == ["fails"] or server.settled() == count + 1
+        assert server.served.engine._drawing._allowance.left == (done != ["fails"])

@@ -66,9 +66,10 @@ def test_caps(client: TestClient) -> None:
     chat = passes(client, True, max_tokens=None, max_completion_tokens=3)
     assert chat["usage"]["completion_tokens"] == 3
     assert passes(client, True, max_tokens=3, max_completion_tokens=3)
-    assert (
-        "must be equal" in refused(client, True, max_tokens=3, max_completion_tokens=4)["message"]
-    )
+    error = refused(client, True, max_tokens=3, max_completion_tokens=4)
+    assert "must be equal" in error["message"]
+    for name, value in [*(("temperature", one) for one in (0, False, 101)), ("top_k", -2)]:
+        assert refused(client, False, **{name: value})["param"] == name
 
 
 def test_prompts(client: TestClient) -> None:
