@@ -72,6 +72,8 @@ inline void vsplit(Flt a, Flt& e, Flt& m) {
 }
 #if defined(__AVX512F__)
 inline Flt vselect(FltMask m, Flt a, Flt b) { return _mm512_mask_blend_ps(m.m, b.v, a.v); }
+// The lanes of a that m has, side by side; 0 in the others.
+inline Flt compress(FltMask m, Flt a) { return _mm512_maskz_compress_ps(m.m, a.v); }
 // 1 / a within 2 units; a is normal.
 inline Flt reciprocal(Flt a) {
   const __m512 r = _mm512_rcp14_ps(a.v);
@@ -153,6 +155,19 @@ inline Flt load_float_f16(const std::uint16_t* p) {
   return {static_cast<float>(f16_to_double(p[0])), static_cast<float>(f16_to_double(p[1]))};
 }
 
+#endif
+
+#if !defined(__AVX512F__)
+// The lanes of a that m has, side by side; 0 in the others.
+inline Flt compress(FltMask m, Flt a) {
+  float from[Flt::kLanes], to[Flt::kLanes] = {};
+  a.store(from);
+  int count = 0;
+  for (unsigned bits = m.bits(); bits != 0; bits &= bits - 1) {
+    to[count++] = from[__builtin_ctz(bits)];
+  }
+  return Flt::load(to);
+}
 #endif
 
 inline bool any(FltMask m) { return m.bits() != 0; }

@@ -16,30 +16,26 @@ namespace {
 // Tokens of one model whose excess is summed one by one.
 class TokenList {
  public:
-  static std::int64_t scratch_size(const LossPlan& plan) { return 3 * (plan.tile + Flt::kLanes); }
+  static std::int64_t scratch_size(const LossPlan& plan) { return 4 * (plan.tile + Flt::kLanes); }
 
-  // in_floats: x are in single precision.
-  TokenList(const LossPlan& plan, double reach, bool in_floats, double* memory)
-      : plan_(plan),
-        reach_(reach),
-        in_floats_(in_floats),
-        most_log_(static_cast<float>(80.0 / plan.largest_order)) {
-    for (double** column : {&xs_, &ratios_, &ps_}) {
+  TokenList(const LossPlan& plan, double* memory)
+      : plan_(plan), most_log_(static_cast<float>(80.0 / plan.largest_order)) {
+    for (double** column : {&xs_, &ratios_, &ps_, &errors_}) {
       *column = memory, memory += plan.tile + Flt::kLanes;
     }
   }
 
-  void add(const Neighbour& other, double p) {
-    xs_[count_] = other.x, ratios_[count_] = other.X, ps_[count_++] = p;
+  // error: of x in single precision, relative to it.
+  void add(const Neighbour& other, double p, double error) {
+    xs_[count_] = other.x, ratios_[count_] = other.X, ps_[count_] = p, errors_[count_++] = error;
   }
 
   // Adds the sums over the list, which is empty afterwards.
   void add_to(const ModelSums& sums) {
     if (count_ == 0) return;
     for (int k = 0; k < Flt::kLanes; ++k) {
-      xs_[count_ + k] = 0.0, ratios_[count_ + k] = ps_[count_ + k] = 1.0;
+      xs_[count_ + k] = errors_[count_ + k] = 0.0, ratios_[count_ + k] = ps_[count_ + k] = 1.0;
     }
-    const Flt least(static_cast<float>(reach_));
     for (std::int64_t j = 0; j < count_; j += Flt::kLanes) {
       const Vec low = Vec::load(xs_ + j), high = Vec::load(xs_ + j + Vec::kLanes);
       const Vec p_low = Vec::load(ps_ + j), p_high = Vec::load(ps_ + j + Vec::kLanes);
@@ -49,7 +45,8 @@ class TokenList {
       const Flt X = narrow(Vec::load(ratios_ + j), Vec::load(ratios_ + j + Vec::kLanes));
       const FloatLog<Flt> log = float_log(x, X);
       const auto wide = (vabs(log.log) > Flt(most_log_)) | (Flt(1e-30f) > p);
-      const Flt size = vabs(log.log), share = least / vmax(vabs(x), least);
+      const Flt size = vabs(log.log);
+      const Flt error = narrow(Vec::load(errors_ + j), Vec::load(errors_ + j + Vec::kLanes));
       for (std::int64_t k = 0; k < sums.orders; ++k) {
         for (const bool reverse : {false, true}) {
           const double order = plan_.orders[k], s = reverse ? 1.0 - order : order;
@@ -57,8 +54,8 @@ class TokenList {
           if (wide.bits() == 0 && order > kLeastFloatOrder) {
             const Flt term = p * power_excess(x, log, Flt(static_cast<float>(s)));
             float found[4];
-            sum_four({term, term * size, term * share, term * size * share}, found);
-            to.add({found[0], found[1], found[2], found[3]}, s, true, in_floats_);
+            sum_four({term, term * size, term * error, term * size * error}, found);
+            to.add({found[0], found[1], found[2], found[3]}, s, true);
           } else {
             add_in_double(j, s, to);
             add_in_double(j + Vec::kLanes, s, to);
@@ -71,37 +68,42 @@ class TokenList {
 
  private:
   void add_in_double(std::int64_t j, double s, ListedSums& to) const {
-    const Vec x = Vec::load(xs_ + j), least(reach_), share = least / vmax(vabs(x), least);
+    const Vec x = Vec::load(xs_ + j), error = Vec::load(errors_ + j);
     const LogParts<Vec> log = log_parts(x, Vec::load(ratios_ + j));
     const Vec term = Vec::load(ps_ + j) * power(x, log, Vec(s)).excess;
     const Vec sized = term * vabs(log.log);
-    to.add({sum(term), sum(sized), sum(term * share), sum(sized * share)}, s, false, in_floats_);
+    to.add({sum(term), sum(sized), sum(term * error), sum(sized * error)}, s, false);
   }
 
   const LossPlan& plan_;
-  double reach_;
-  bool in_floats_;
-  double *xs_, *ratios_, *ps_;  // p'/p - 1, p'/p and p, with room for one more vector
+  double *xs_, *ratios_, *ps_, *errors_;  // p'/p - 1, p'/p, p, ...; with room for one more vector
   std::int64_t count_ = 0;
   float most_log_;  // such that powers stay within the range of floats
+};
+
+// What the weights and log-sum-exps of a position say.
+struct Facts {
+  double ratio_error;
+  FloatErrors errors;
+  MomentChoice moments;
 };
 
 // The sums of all models over a chunk of one position's vocabulary.
 class Chunk {
  public:
   static std::int64_t scratch_size(const LossPlan& plan) {  // in doubles
-    return Tile::scratch_size(plan) + 2 * TokenList::scratch_size(plan) +
+    return Tile::scratch_size(plan) + TokenList::scratch_size(plan) +
            plan.models * (2 + kMaxMoments) * Vec::kLanes;
   }
 
-  Chunk(const Ensemble& in, const Weights& weights, const LossPlan& plan,
-        const MomentChoice& moments, std::int64_t position, double* memory)
+  Chunk(const Ensemble& in, const Weights& weights, const LossPlan& plan, const Facts& facts,
+        std::int64_t position, double* memory)
       : plan_(plan),
-        moments_(moments),
+        errors_(facts.errors),
+        moments_(facts.moments),
         dtype_(in.private_logits.dtype),
-        tile_(in, weights, plan, moments.reach, position, memory),
-        rough_(plan, moments.reach, true, memory += Tile::scratch_size(plan)),
-        exact_(plan, moments.reach, false, memory += TokenList::scratch_size(plan)),
+        tile_(in, weights, plan, facts.moments.reach, facts.errors.mean_weight, position, memory),
+        list_(plan, memory += Tile::scratch_size(plan)),
         accumulators_(memory + TokenList::scratch_size(plan)) {}
 
   // Adds to the sums of all models, which lie one after the other.
@@ -116,8 +118,7 @@ class Chunk {
       const FlushDenormals flush;
       for (std::int64_t i = 0; i < plan_.models; ++i) {
         with_degree(moments_.degree, [&](auto d) { add_model<decltype(d)::value>(i); });
-        rough_.add_to(plan_.sums_of(sums, i, moments_.degree));
-        exact_.add_to(plan_.sums_of(sums, i, moments_.degree));
+        list_.add_to(plan_.sums_of(sums, i, moments_.degree));
       }
     }
     for (std::int64_t i = 0; i < plan_.models; ++i) {
@@ -150,7 +151,7 @@ class Chunk {
       for (int k = 0; k <= kDegree + 1; ++k) s[k] = Flt(0.0f);
       for (std::int64_t lane = start; lane < stop; lane += Flt::kLanes) {
         Flt t =
-            (Flt::load(middle + lane) - Flt::load(deviations + lane)) * Flt::load(factor + lane);
+            vfma(Flt::load(deviations + lane), Flt::load(factor + lane), Flt::load(middle + lane));
         Flt p = Flt::load(mixture + lane);
         const Flt square = t * t;
         const auto large = square > Flt(1.0f);
@@ -190,24 +191,22 @@ class Chunk {
     t.store(ts);
     for (; bits != 0; bits &= bits - 1) {
       const int k = __builtin_ctz(bits);
-      const double p = tile_.mixture(lane + k);
-      const Neighbour other(ts[k] * moments_.reach);
-      if (p != 0.0) (tile_.in_double(lane) ? exact_ : rough_).add(other, p);
+      const double p = tile_.mixture(lane + k), reach = moments_.reach;
+      const double factor = -reach * tile_.factor()[lane + k];
+      if (p == 0.0) continue;
+      const Neighbour other(ts[k] * reach);
+      const double middle = reach * std::fabs(tile_.middle()[lane + k]);
+      list_.add(other, p, factor < 0.0 ? 0.0 : errors_.of(other.x, middle, factor));
     }
   }
 
   const LossPlan& plan_;
+  const FloatErrors& errors_;
   const MomentChoice& moments_;
   Dtype dtype_;
   Tile tile_;
-  TokenList rough_, exact_;  // of tokens in single precision, and in double
+  TokenList list_;
   double* accumulators_;
-};
-
-// What the weights and log-sum-exps of a position say.
-struct Facts {
-  double largest_weight, ratio_error;
-  MomentChoice moments;
 };
 
 class Call {
@@ -250,13 +249,14 @@ class Call {
   }
 
   Facts facts(std::int64_t position) const {
-    double weight = weights_.upper, error = 0.0;
+    double weight = weights_.upper, mean = 0.0, error = 0.0;
     for (std::int64_t i = 0; i < in_.shape.models; ++i) {
       const std::int64_t at = i * in_.shape.positions + position;
+      mean += weights_.weight[at] / plan_.slots;
       if (weights_.upper == 0.0) weight = std::fmax(weight, weights_.weight[at]);
       error = std::fmax(error, double_ratio_error(in_.private_lse[at], in_.public_lse[position]));
     }
-    return {weight, error, plan_.moments(weight)};
+    return {error, {plan_, weight, mean, error}, plan_.moments(weight)};
   }
 
   void sum_chunks(std::int64_t first, std::int64_t count, double* memory) {
@@ -266,11 +266,11 @@ class Call {
       for (std::int64_t task = begin; task < end; ++task) {
         const std::int64_t position = first + task / chunks_, start = task % chunks_ * length;
         const std::int64_t stop = start + length < plan_.vocab ? start + length : plan_.vocab;
-        const MomentChoice& moments = facts_[position].moments;
+        const Facts& facts = facts_[position];
         double* own = memory + task * each;
-        for (std::int64_t k = 0; k < numbers(moments.degree); ++k) own[k] = 0.0;
+        for (std::int64_t k = 0; k < numbers(facts.moments.degree); ++k) own[k] = 0.0;
         token_sums(own) =
-            Chunk(in_, weights_, plan_, moments, position, scratch).add(start, stop, own);
+            Chunk(in_, weights_, plan_, facts, position, scratch).add(start, stop, own);
       }
     });
     cpu::parallel_for(count, 1, threads_, [&](std::int64_t begin, std::int64_t end) {
@@ -302,8 +302,7 @@ class Call {
       }
       mean_norm += std::sqrt(own.second(facts.moments.reach)) / static_cast<double>(models);
     }
-    const LossBound bound(plan_, facts.moments, tokens, mean_norm, facts.largest_weight,
-                          facts.ratio_error);
+    const LossBound bound(plan_, facts.moments, tokens, mean_norm, facts.errors, facts.ratio_error);
     for (std::int64_t i = 0; i < models; ++i) {
       const ModelSums own = plan_.sums_of(sums, i, facts.moments.degree);
       double* out = loss_ + (i * in_.shape.positions + position) * plan_.num_orders;

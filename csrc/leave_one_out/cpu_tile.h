@@ -46,23 +46,24 @@ inline void add_to(TokenSums& to, const TokenSums& other) {
 class Tile {
  public:
   static std::int64_t scratch_size(const LossPlan& plan) {  // in doubles
-    return 2 * plan.tile + plan.models * (kConstants + 4 * Vec::kLanes) +
+    return 2 * plan.tile + plan.models * (kConstants + 2 * Vec::kLanes) +
            (plan.models + kColumns) * plan.tile / 2;
   }
 
   Tile(const Ensemble& in, const Weights& weights, const LossPlan& plan, double reach,
-       std::int64_t position, double* memory)
+       double mean_weight, std::int64_t position, double* memory)
       : in_(in),
         weights_(weights),
         plan_(plan),
         reach_(reach),
+        mean_weight_(mean_weight),
         position_(position),
         width_(plan.tile),
         public_lse_(in.public_lse[position]),
         public_(row_of(in.public_logits, 0, position).data) {
     for (double** column : {&total_, &mixture_}) *column = memory, memory += width_;
     constants_ = reinterpret_cast<Constants*>(memory), memory += plan.models * kConstants;
-    answers_ = memory, memory += plan.models * 4 * Vec::kLanes;
+    answers_ = memory, memory += plan.models * 2 * Vec::kLanes;
     float* floats = reinterpret_cast<float*>(memory);
     for (float** column : {&grid_, &rest_, &q_, &partial_, &largest_, &p_, &middle_, &factor_}) {
       *column = floats, floats += width_;
@@ -71,7 +72,6 @@ class Tile {
     for (std::int64_t i = 0; i < plan.models; ++i) {
       const std::int64_t at = i * in.shape.positions + position;
       const double lse = in.private_lse[at], centre = centre_of(lse), weight = weights.weight[at];
-      mean_weight_ += weight / plan.slots;
       const FloatShift shift = make_shift(lse - centre, public_lse_ - centre_of(public_lse_));
       constants_[i] = {shift.c, shift.lowest, static_cast<float>(centre),
                        static_cast<float>(weight * (1.0 + shift.residual)),
@@ -85,17 +85,26 @@ class Tile {
     load_public<D>();
     if (!plan_.in_double) load_models<D>();
     for (std::int64_t lane = 0; lane < padded(); lane += Flt::kLanes) {
-      if (plan_.in_double || !load_in_floats(lane)) load_in_double<D>(lane);
+      HalfVector half[2];
+      for (int k = 0; k < 2; ++k) {
+        if (plan_.in_double || !load_in_floats(lane, k, half[k])) {
+          half[k] = load_in_double<D>(lane, k);
+        }
+        half[k].p.store(mixture_ + lane + k * Vec::kLanes);
+      }
+      narrow(half[0].p, half[1].p).store(p_ + lane);
+      narrow(half[0].middle, half[1].middle).store(middle_ + lane);
+      narrow(half[0].factor, half[1].factor).store(factor_ + lane);
     }
   }
 
-  // (middle - deviation of i) factor is x as it is kept, divided by the reach.
+  // middle + factor (deviation of i) is x as it is kept, divided by the reach.
   const float* deviations(std::int64_t i) const { return deviations_ + i * width_; }
   const float* middle() const { return middle_; }
   const float* factor() const { return factor_; }
   const float* p() const { return p_; }
   std::int64_t padded() const { return round_up(end_ - begin_, Flt::kLanes); }
-  bool in_double(std::int64_t lane) const { return factor_[lane] < 0.0f; }
+  bool in_double(std::int64_t lane) const { return factor_[lane] > 0.0f; }
   double mixture(std::int64_t lane) const { return mixture_[lane]; }  // p in double
   const TokenSums& sums() const { return sums_; }                     // over all tiles
 
@@ -206,55 +215,41 @@ class Tile {
     }
   }
 
-  // Computes p, middle and factor of a vector from the sums over the models. Returns false if
-  // single precision does not serve all its tokens.
-  bool load_in_floats(std::int64_t lane) {
-    const Vec zero(0.0), per_reach(1.0 / reach_);
-    const Flt q = Flt::load(q_ + lane), largest = Flt::load(largest_ + lane);
-    FloatMixture<Vec> token[2];
-    Vec balance(0.0), common(0.0), most_common(0.0), growth(0.0);
-    for (int half = 0; half < 2; ++half) {
-      const Vec mass = half_of(q, half), total = Vec::load(total_ + lane + half * Vec::kLanes);
-      const FloatMixture<Vec> of =
-          float_mixture(plan_, mass, total, half_of(largest, half), mean_weight_);
-      const auto present = mass > zero;
-      if ((present & of.fails).any()) return false;
-      balance = vfma(mass, of.mean, balance);
-      common = vfma(of.p * of.shared, of.shared, common);
-      most_common = vmax(most_common, vselect(present, of.shared, zero));
-      growth = vmax(growth, vselect(present, of.growth, zero));
-      token[half] = of;
-    }
-    narrow(token[0].middle, token[1].middle).store(middle_ + lane);
-    narrow(token[0].factor * per_reach, token[1].factor * per_reach).store(factor_ + lane);
-    store_mixture(lane, token[0].p, token[1].p);
-    add_to(sums_, {sum(balance), sum(common), maximum(most_common), maximum(growth)});
+  // Of half a vector. Deviations of what is computed in double are x as it is kept.
+  struct HalfVector {
+    Vec p, middle{0.0}, factor{1.0};
+  };
+
+  // From the sums over the models. Returns false if single precision does not serve all tokens.
+  bool load_in_floats(std::int64_t lane, int half, HalfVector& to) {
+    const Vec zero(0.0), mass = half_of(Flt::load(q_ + lane), half);
+    const FloatMixture<Vec> of =
+        float_mixture(plan_, mass, Vec::load(total_ + lane + half * Vec::kLanes),
+                      half_of(Flt::load(largest_ + lane), half), mean_weight_);
+    const auto present = mass > zero;
+    if ((present & of.fails).any()) return false;
+    add_to(sums_, {sum(mass * of.mean), sum(of.p * of.shared * of.shared),
+                   maximum(vselect(present, of.shared, zero)),
+                   maximum(vselect(present, of.growth, zero))});
+    const Vec factor = of.factor * Vec(-1.0 / reach_);
+    to = {of.p, Vec(0.0) - of.middle * factor, factor};
     return true;
   }
 
-  void store_mixture(std::int64_t lane, Vec low, Vec high) {
-    low.store(mixture_ + lane), high.store(mixture_ + lane + Vec::kLanes);
-    narrow(low, high).store(p_ + lane);
-  }
-
-  // The same in double: x as it is kept instead of deviations.
   template <Dtype D>
-  void load_in_double(std::int64_t lane) {
-    const MixtureToken<Vec> token[2] = {load_answers<D>(lane, 0), load_answers<D>(lane, 1)};
-    store_mixture(lane, token[0].p, token[1].p);
-    Flt(0.0f).store(middle_ + lane), Flt(-1.0f).store(factor_ + lane);
-    const Vec scale(1.0 / reach_);
+  HalfVector load_in_double(std::int64_t lane, int half) {
+    const MixtureToken<Vec> token = load_answers<D>(lane, half);
+    const auto answer = [&](std::int64_t j) {
+      const double* at = answers_ + 2 * j * Vec::kLanes;
+      return Projected<Vec>{Vec::load(at), Vec::load(at + Vec::kLanes)};
+    };
     for (std::int64_t i = 0; i < plan_.models; ++i) {
-      Vec x[2];
-      for (int half = 0; half < 2; ++half) {
-        const auto answer = [&](std::int64_t j) {
-          const double* at = answers_ + (2 * j + half) * 2 * Vec::kLanes;
-          return Projected<Vec>{Vec::load(at), Vec::load(at + Vec::kLanes)};
-        };
-        x[half] = kept_neighbour(plan_, token[half], i, answer) * scale;
-      }
-      narrow(x[0], x[1]).store(deviations_ + i * width_ + lane);
+      float* to = deviations_ + i * width_ + lane;
+      const Vec x = kept_neighbour(plan_, token, i, answer) * Vec(1.0 / reach_);
+      const Flt others = Flt::load(to);
+      narrow(half ? low_half(others) : x, half ? x : high_half(others)).store(to);
     }
+    return {token.p};
   }
 
   // Half a vector of tokens: keeps p_bar / q of all models.
@@ -269,7 +264,7 @@ class Tile {
     const auto answer = [&](std::int64_t i) {
       const Vec z = load_logits<D>(row(i), v, end_);
       const Projected<Vec> own = answer_of(in_, weights_, i, position_, z, z0, answered);
-      double* to = answers_ + (2 * i + half) * 2 * Vec::kLanes;
+      double* to = answers_ + 2 * i * Vec::kLanes;
       own.excess.store(to), own.ratio.store(to + Vec::kLanes);
       return own;
     };
@@ -282,14 +277,14 @@ class Tile {
   const Ensemble& in_;
   const Weights& weights_;
   const LossPlan& plan_;
-  double reach_;
+  double reach_, mean_weight_;
   std::int64_t position_, width_, begin_ = 0, end_ = 0;
-  double public_lse_, mean_weight_ = 0.0;
+  double public_lse_;
   const char* public_;
   TokenSums sums_;
   Constants* constants_;
   double *total_, *mixture_;  // the sum of delta over the models, and p
-  double* answers_;           // (N, 2, 2, Vec::kLanes): p_bar / q - 1 and p_bar / q of a vector
+  double* answers_;           // (N, 2, Vec::kLanes): p_bar / q - 1 and p_bar / q of half a vector
   // The public row as common/float_ratio.h reads it, a part of total_ and the largest delta, and
   // what is returned.
   float *grid_, *rest_, *q_, *partial_, *largest_, *p_, *middle_, *factor_, *deviations_;

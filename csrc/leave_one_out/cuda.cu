@@ -160,14 +160,14 @@ struct ChunkSums {
       for (std::uint64_t bits = large; bits != 0; bits &= bits - 1) {
         const int k = __ffsll(static_cast<long long>(bits)) - 1, at = begin + k;
         const TileTokens& four = tile.tokens[at / 4];
-        const float factor = four.factor.v[at % 4];
-        const float t = vfma(-deviations[k], factor, four.middle.v[at % 4]);
+        const float factor = four.factor.v[at % 4], middle = four.middle.v[at % 4];
+        const Neighbour other(vfma(-deviations[k], factor, middle) * reach);
         const double p = tile.mixture[at];
-        if (p != 0.0) visit(Neighbour(t * reach), p, factor > 0.0f);
+        if (p != 0.0) visit(other, p, reach * std::fabs(middle), reach * factor);
       }
     };
     double both[2] = {0.0, 0.0};
-    for_each([&](const Neighbour& other, double p, bool) {
+    for_each([&](const Neighbour& other, double p, double, double) {
       both[0] += p * other.x;
       both[1] += p * other.x * other.x;
     });
@@ -176,11 +176,12 @@ struct ChunkSums {
     if (!any && !fresh) return;
     put(1, both[1]);
     const float most_log = static_cast<float>(80.0 / call.all.largest_order);
+    const FloatErrors errors = tile.facts.errors(call.all);
 #pragma unroll 1
     for (int k = 0; k < 2 * call.num_orders; ++k) {
       const double order = call.orders[k / 2], s = k % 2 == 0 ? order : 1.0 - order;
       ListedSums found;
-      for_each([&](const Neighbour& other, double p, bool rough) {
+      for_each([&](const Neighbour& other, double p, double middle, double factor) {
         const auto x = static_cast<float>(other.x);
         const FloatLog<float> log = float_log(x, static_cast<float>(other.X));
         const bool in_floats = order > kLeastFloatOrder && std::fabs(log.log) < most_log;
@@ -191,13 +192,13 @@ struct ChunkSums {
           const LogParts<double> exact = log_parts(other.x, other.X);
           term = p * power(other.x, exact, s).excess, size = std::fabs(exact.log);
         }
-        const double share = reach / std::fmax(std::fabs(other.x), reach);
-        found.add({term, term * size, term * share, term * size * share}, s, in_floats, rough);
+        const double error = factor < 0.0 ? 0.0 : errors.of(other.x, middle, factor);
+        found.add({term, term * size, term * error, term * size * error}, s, in_floats);
       });
-      double sums[4] = {found.value, found.weight, found.rough, found.near};
+      double sums[3] = {found.value, found.weight, found.rough};
       shared_sum(sums);
 #pragma unroll
-      for (int m = 0; m < 4; ++m) put(3 + 4 * k + m, sums[m]);
+      for (int m = 0; m < 3; ++m) put(3 + 3 * k + m, sums[m]);
     }
   }
 };
@@ -278,7 +279,7 @@ __global__ void __launch_bounds__(kLossThreads)
   if (facts.admissible && std::fabs(totals[0] - 1.0) < kMostBalance && most[2] < kMostBalance &&
       most[1] < HUGE_VAL) {
     const LossBound bound(call.all, facts.moments, {totals[1], totals[2], most[0], most[1]},
-                          mean_norm, facts.largest_weight, facts.ratio_error);
+                          mean_norm, facts.errors(call.all), facts.ratio_error);
     loss = bound.loss(fits.of[k][facts.moments.index], own, k, call.orders[k]);
   }
   call.loss[row * call.num_orders + k] = loss;

@@ -121,6 +121,9 @@ struct LossFacts {
     admissible = most[2] == 0.0 && std::fabs(public_lse) < HUGE_VAL;
     moments = call.all.moments(largest_weight);
   }
+  __device__ FloatErrors errors(const Neighbours& all) const {
+    return {all, largest_weight, mean_weight, ratio_error};
+  }
 };
 
 // A token as its thread sees it.

@@ -21,9 +21,9 @@ ADAPMIXED_CORE_BEGIN
 template <class T>
 using MaskOf = decltype(std::declval<T>() < std::declval<T>());
 
-// Tokens with a smaller q, or with less of q in the mixture, are computed in double. Those rarer
-// than e^kRarest count as that rare, which overstates losses.
-constexpr double kLeastFloatQ = 1e-27, kLeastRatio = 0.5, kRarest = -75.0;
+// Tokens with a smaller q are computed in double. Those rarer than e^kRarest count as that rare,
+// which overstates losses.
+constexpr double kLeastFloatQ = 1e-27, kRarest = -75.0;
 constexpr double kLeastFloatOrder = 1.1;  // excesses of orders nearer to 1 are computed in double
 // log p/q above this is cut off. With less than kLeastTotal of p_bar / q in all, X leaves the range
 // of floats.
@@ -37,10 +37,12 @@ struct Neighbours {
   bool against_public;   // without the model q answers: for it, or because nothing is left
   double divisor;        // N, or N - 1
   double largest_order;
-  bool in_double;  // everything is
+  double least_ratio;  // tokens with less of p/q in the mixture are computed in double
+  bool in_double;      // everything is
 
   // With few slots what models share is not small against their differences over N. An error e of
-  // x, at most 20 units / N, adds order e^2 / (2 r) to r = 1e-4 times a loss.
+  // x, at most 20 sqrt(1 / least_ratio - 1) units / divisor, adds order e^2 / (2 r) to r = 1e-4
+  // times a loss: no more than 1e-9 with this ratio.
   ADAPMIXED_HD Neighbours(const Shape& shape, bool box, const LeaveOneOutOptions& options)
       : models(shape.models),
         slots(static_cast<double>(options.num_models)),
@@ -48,7 +50,8 @@ struct Neighbours {
         against_public(options.zero_out || options.num_models == 1),
         divisor(against_public ? slots : slots - 1.0),
         largest_order(largest_of(options.orders, options.num_orders)),
-        in_double(box || slots < std::fmax(16.0, 1.0 + 2.68 * std::sqrt(largest_order))) {}
+        least_ratio(std::fmax(0.05, 1.0 / (1.0 + divisor * divisor / (7.2 * largest_order)))),
+        in_double(box || slots < 16.0 || least_ratio > 0.5) {}
 
   // With these moments few x are listed one by one: |x| is about weight / slots times |r - 1|.
   ADAPMIXED_HD MomentChoice moments(double largest_weight) const {
@@ -61,30 +64,6 @@ struct Neighbours {
     return against_public ? -slots * first : mean - divisor * first;
   }
 };
-
-// Whether p_bar_i is q, exactly, at the tokens from `begin` to `end`.
-ADAPMIXED_HD bool answers_public(const Ensemble& in, const Weights& weights, std::int64_t model,
-                                 std::int64_t position, std::int64_t begin, std::int64_t end) {
-  const std::int64_t at = model * in.shape.positions + position;
-  if (weights.upper == 0.0 && weights.weight[at] == 0.0) return true;
-  if (weights.active != nullptr && !weights.active[at]) return true;
-  if (in.private_lse[at] != in.public_lse[position]) return false;
-  const Row own = row_of(in.private_logits, model, position);
-  const Row other = row_of(in.public_logits, 0, position);
-  while (begin < end && begin < in.shape.vocab && own.at(begin) == other.at(begin)) ++begin;
-  return begin >= end || begin >= in.shape.vocab;
-}
-
-// Whether no model answers a token that the public row masks.
-ADAPMIXED_HD bool masked_by_all(const Ensemble& in, const Weights& weights, std::int64_t position,
-                                std::int64_t token) {
-  for (std::int64_t i = 0; i < in.shape.models && weights.upper == 0.0; ++i) {
-    const std::int64_t at = i * in.shape.positions + position;
-    const double log_p = row_of(in.private_logits, i, position).at(token) - in.private_lse[at];
-    if (weights.weight[at] > 0.0 && !(log_p <= kMaskedLog)) return false;
-  }
-  return true;
-}
 
 // What all models share at a token in single precision, in the notation below, from the sum of
 // delta and the largest delta or size of one. `fails`: it must be computed in double, because q is
@@ -101,8 +80,11 @@ ADAPMIXED_HD_INLINE FloatMixture<T> float_mixture(const Neighbours& all, T q, T 
   const T mean = total / T(all.slots), ratio = T(1.0) + mean;
   const T inverse = T(1.0) / vmax(ratio, T(1e-30)), factor = inverse * T(1.0 / all.divisor);
   const T middle = all.against_public ? T(0.0) : mean;
+  // A small ratio allows a small |x| alone: errors grow with it in listed terms.
+  const T up = (middle + T(1.0)) * factor, down = (largest - middle) * factor;
   const MaskOf<T> fails =
-      (ratio < T(kLeastRatio)) | ((middle - largest) * factor < T(-0.45)) | (q < T(kLeastFloatQ));
+      (ratio < T(all.least_ratio)) | (q < T(kLeastFloatQ)) | (T(0.45) < down) |
+      ((ratio < T(0.2)) & (T(30.0) * ratio - T(2.0) < vmax(up, down) * T(all.largest_order)));
   const T growth = (mean + T(2.0 * mean_weight)) * inverse;
   return {mean, q * ratio, middle, factor, vabs(middle) * factor, growth, fails};
 }
@@ -237,22 +219,48 @@ struct TokenSums {
   double growth = 0.0;       // the largest (mu + 2 mean weight) / (1 + mu); inf: nothing is bounded
 };
 
-// Sums over listed tokens: of p c with the error of the power; of w = p c (3 + 1.5 |s log X|); of w
-// over tokens in single precision, and of w reach / |x| over these.
-struct ListedSums {
-  double value = 0.0, weight = 0.0, rough = 0.0, near = 0.0;
+// The errors of x at a position's tokens in single precision.
+struct FloatErrors {
+  double largest_weight, mean_weight, divisor, own, growth;  // growth: for each unit of growth
+  double rounded, spread;  // absolute errors; what mean|delta| F adds, for each unit of growth
 
-  // Adds sums of p c, p c |log X|, and the same times reach / |x|. in_floats: of power_excess.
-  ADAPMIXED_HD void add(const double (&sums)[4], double s, bool in_floats, bool rough_tokens) {
-    const double weighed = 3.0 * sums[0] + 1.5 * std::fabs(s) * sums[1];
+  // ratio_error: the largest relative error of p/q from the log-sum-exps.
+  ADAPMIXED_HD FloatErrors(const Neighbours& all, double largest, double mean, double ratio_error)
+      : largest_weight(largest),
+        mean_weight(mean),
+        divisor(all.divisor),
+        own(kOwn * kFloatUnit + kRatioAbsolute + ratio_error),
+        growth(kMean * kFloatUnit + 2.0 * (kRatioAbsolute + ratio_error)),
+        rounded(2.0 * (kRatioAbsolute + ratio_error)),
+        spread(all.against_public ? 0.0 : own / divisor) {}
+
+  // From |middle F| and weight F.
+  ADAPMIXED_HD double shared(double middle, double weight) const {
+    return 9.6 * kFloatUnit * middle + rounded * (middle + weight);
+  }
+  // Relative to x, of a listed token.
+  ADAPMIXED_HD double of(double x, double middle, double factor) const {
+    const double grown = 1.0 + (2.0 * mean_weight - 1.0) * divisor * factor;
+    const double absolute = shared(middle, largest_weight * factor) + spread * grown;
+    return own + 1.4 * growth * grown + absolute / std::fabs(x);
+  }
+};
+
+// Sums over listed tokens: of p c with the error of the power; of w = p c (3 + 1.5 |s log X|); of w
+// times the relative error of x.
+struct ListedSums {
+  double value = 0.0, weight = 0.0, rough = 0.0;
+
+  // Adds sums of p c, p c |log X|, and the same times that error. in_floats: of power_excess.
+  ADAPMIXED_HD void add(const double (&sums)[4], double s, bool in_floats) {
+    const double size = std::fabs(s);
     value += sums[0];
     if (in_floats) {
-      const double from_one = std::fmin(std::fabs(s), std::fabs(s - 1.0));
-      value += kFloatUnit * ((130.0 + 40.0 / from_one) * sums[0] + 4.0 * std::fabs(s) * sums[1]);
+      const double from_one = std::fmin(size, std::fabs(s - 1.0));
+      value += kFloatUnit * ((130.0 + 40.0 / from_one) * sums[0] + 4.0 * size * sums[1]);
     }
-    weight += weighed;
-    rough += rough_tokens ? weighed : 0.0;
-    near += rough_tokens ? 3.0 * sums[2] + 1.5 * std::fabs(s) * sums[3] : 0.0;
+    weight += 3.0 * sums[0] + 1.5 * size * sums[1];
+    rough += 3.0 * sums[2] + 1.5 * size * sums[3];
   }
 };
 
@@ -264,12 +272,12 @@ struct ModelSums {
   std::int64_t stride, orders;  // stride: from one number to the next
 
   ADAPMIXED_HD static std::int64_t columns(int degree, std::int64_t orders) {
-    return 3 + 8 * orders + degree;
+    return 3 + 6 * orders + degree;
   }
   ADAPMIXED_HD double& operator[](std::int64_t at) const { return data[at * stride]; }
   ADAPMIXED_HD ModelSums from(std::int64_t at) const { return {&(*this)[at], stride, orders}; }
   ADAPMIXED_HD ModelSums listed(std::int64_t k, bool reverse) const {
-    return from(3 + 8 * k + 4 * reverse);
+    return from(3 + 6 * k + 3 * reverse);
   }
   ADAPMIXED_HD ModelSums moments() const { return from(columns(0, orders)); }
   ADAPMIXED_HD double second(double reach) const {  // sum p x^2
@@ -280,31 +288,22 @@ struct ModelSums {
 // What the losses of one position share.
 class LossBound {
  public:
-  // mean_norm: the mean over the models of the norm of x. ratio_error: the largest relative error
-  // of p/q from the log-sum-exps.
+  // mean_norm: the mean over the models of the norm of x.
   ADAPMIXED_HD LossBound(const Neighbours& all, const MomentChoice& moments,
-                         const TokenSums& tokens, double mean_norm, double largest_weight,
+                         const TokenSums& tokens, double mean_norm, const FloatErrors& errors,
                          double ratio_error)
-      : all_(all), moments_(moments), mean_norm_(mean_norm) {
-    const double u = kFloatUnit, rounded = kRatioAbsolute + ratio_error;
+      : all_(all), moments_(moments), mean_norm_(mean_norm), own_(errors.own) {
     const double common = std::sqrt(tokens.common);
-    // weight F is at most this / kLeastRatio, and its norm this / sqrt(kLeastRatio).
-    const double weight = tokens.growth > 0.0 ? largest_weight / all.divisor : 0.0;
-    growth_ = (kMean * u + 2.0 * rounded) * tokens.growth;
-    own_ = kOwn * u + rounded;
-    shared_ = 9.6 * u * common + 2.0 * rounded * (common + weight / std::sqrt(kLeastRatio));
-    double most =
-        9.6 * u * tokens.most_common + 2.0 * rounded * (tokens.most_common + weight / kLeastRatio);
-    if (!all.against_public) {
-      shared_ += (kMean * u + rounded) * (mean_norm + common);
-      most += (kMean * u + rounded) * tokens.growth / all.divisor;
-    }
+    // weight F is at most this / least_ratio, and its norm this / sqrt(least_ratio).
+    const double weight = tokens.growth > 0.0 ? errors.largest_weight / all.divisor : 0.0;
+    growth_ = errors.growth * tokens.growth;
     const double in_double =
         (ratio_error + all.slots * 0x1p-53) * (all.against_public ? 1.0 : 2.0 / all.divisor);
-    shared_ += in_double;
-    listed_ = 4.0 * u + ratio_error + in_double / moments.reach;
-    rough_ = own_ + 1.4 * growth_;
-    near_ = most / moments.reach, most_ = most + in_double;
+    shared_ = errors.shared(common, weight / std::sqrt(all.least_ratio)) + in_double;
+    if (!all.against_public) shared_ += own_ * (mean_norm + common);
+    most_ = errors.shared(tokens.most_common, weight / all.least_ratio) +
+            errors.spread * tokens.growth + in_double;
+    listed_ = 4.0 * kFloatUnit + ratio_error + in_double / moments.reach;
   }
 
   // log1p(max(A, B)) / (alpha - 1) of order number k. NaN gives +inf: the loss may not be small.
@@ -339,12 +338,12 @@ class LossBound {
         growth_ * std::fabs(slope - bulk) +
         fit.excess.rounding(moments, degree, (6.0 + kMomentAdditions) * u, u) +
         fit.excess.error * moments[0] + 0.5 * curvature * moved * moved;
-    return bulk + error + listed[0] + listed[1] * listed_ + listed[2] * rough_ + listed[3] * near_;
+    return bulk + error + listed[0] + listed[1] * listed_ + listed[2];
   }
 
   const Neighbours& all_;
   MomentChoice moments_;
-  double mean_norm_, own_, shared_, most_, growth_, listed_, rough_, near_;
+  double mean_norm_, own_, shared_, most_, growth_, listed_;
 };
 
 ADAPMIXED_CORE_END

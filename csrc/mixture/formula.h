@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "clip/formula.h"
+#include "common/float_ratio.h"
 #include "common/view.h"
 
 ADAPMIXED_CORE_BEGIN
@@ -32,6 +33,30 @@ ADAPMIXED_HD bool admissible(const Ensemble& in, const Weights& weights, std::in
                          ? weight > -HUGE_VAL && rest >= weights.lower && rest <= weights.upper
                          : weight >= 0.0 && weight <= 1.0;
   return valid && std::fabs(in.private_lse[at]) < HUGE_VAL;
+}
+
+// Whether p_bar_i is q, exactly, at the tokens from `begin` to `end`.
+ADAPMIXED_HD bool answers_public(const Ensemble& in, const Weights& weights, std::int64_t model,
+                                 std::int64_t position, std::int64_t begin, std::int64_t end) {
+  const std::int64_t at = model * in.shape.positions + position;
+  if (weights.upper == 0.0 && weights.weight[at] == 0.0) return true;
+  if (weights.active != nullptr && !weights.active[at]) return true;
+  if (in.private_lse[at] != in.public_lse[position]) return false;
+  const Row own = row_of(in.private_logits, model, position);
+  const Row other = row_of(in.public_logits, 0, position);
+  while (begin < end && begin < in.shape.vocab && own.at(begin) == other.at(begin)) ++begin;
+  return begin >= end || begin >= in.shape.vocab;
+}
+
+// Whether no model answers a token that the public row masks.
+ADAPMIXED_HD bool masked_by_all(const Ensemble& in, const Weights& weights, std::int64_t position,
+                                std::int64_t token) {
+  for (std::int64_t i = 0; i < in.shape.models && weights.upper == 0.0; ++i) {
+    const std::int64_t at = i * in.shape.positions + position;
+    const double log_p = row_of(in.private_logits, i, position).at(token) - in.private_lse[at];
+    if (weights.weight[at] > 0.0 && !(log_p <= kMaskedLog)) return false;
+  }
+  return true;
 }
 
 ADAPMIXED_CORE_END

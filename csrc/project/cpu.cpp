@@ -145,9 +145,8 @@ class PrivateRow {
     return {sum(second.total), sum(third.total), sum(fourth.total)};
   }
 
-  // Keeps vectors with a token that can matter: for s = alpha, X^s <= max(1, r^s); for
-  // s = 1 - alpha, X >= r if r <= 1, and X >= 1 - most. Smaller terms than kLeftOut / V are left
-  // out.
+  // Keeps tokens that can matter: for s = alpha, X^s <= max(1, r^s); for s = 1 - alpha, X >= r if
+  // r <= 1, and X >= 1 - most. Smaller terms than kLeftOut / V are left out.
   void select(double s, double most) {
     const double per_nat = kOctavesPerNat;
     // Half a nat is left for the rounding of the scores.
@@ -163,24 +162,23 @@ class PrivateRow {
       const Flt t = vmax(vfms(z - centre_, Flt(kOctavesPerNat), a + c), lowest);
       return vfma(t, power, a) > threshold;
     };
-    const auto take = [&](std::int64_t v, Flt z, FltMask matters) {
-      if (matters.bits() == 0) return;
-      const Flt share = Flt::load(q_.mass + v);
-      share.store(kept_mass_ + count_);
-      keep(count_, vselect(share > Flt(kNoShare), ratio(v, z), Flt(0.0f)));
-      count_ += Flt::kLanes;
-    };
     for (std::int64_t v = 0; v < q_.vocab; v += Quad::kLanes) {
       const Quad z = load_quad<D>(row_.data, v, q_.vocab);
       FltMask hit[Quad::kSize];
       ADAPMIXED_UNROLL
       for (int k = 0; k < Quad::kSize; ++k) hit[k] = matters(v + k * Flt::kLanes, z.v[k]);
       if (((hit[0] | hit[1]) | (hit[2] | hit[3])).bits() == 0) continue;
-      for (int k = 0; k < Quad::kSize; ++k) take(v + k * Flt::kLanes, z.v[k], hit[k]);
+      for (int k = 0; k < Quad::kSize; ++k) {
+        if (hit[k].bits() == 0) continue;
+        const Flt share = Flt::load(q_.mass + v + k * Flt::kLanes);
+        const Flt d = ratio(v + k * Flt::kLanes, z.v[k]);
+        compress(hit[k], share).store(kept_mass_ + count_);
+        keep(count_, compress(hit[k], vselect(share > Flt(kNoShare), d, Flt(0.0f))));
+        count_ += __builtin_popcount(hit[k].bits());
+      }
     }
-    for (; count_ % Quad::kLanes != 0; count_ += Flt::kLanes) {
-      Flt(2.0f * kNoShare).store(kept_mass_ + count_), Flt(0.0f).store(d_ + count_);
-    }
+    for (; count_ % Quad::kLanes != 0; ++count_)
+      kept_mass_[count_] = 2.0f * kNoShare, d_[count_] = 0.0f;
   }
 
  private:

@@ -255,7 +255,7 @@ static void print_of_losses() {
         if (x < -0.999996 || reach > 60.0) continue;
         const long double c = exact(s, x, false);
         ListedSums sums;
-        sums.add({1.0, std::fabs(log), 0.0, 0.0}, s, true, true);
+        sums.add({1.0, std::fabs(log), 0.0, 0.0}, s, true);
         // s (X^{s-1} - 1), the excess's derivative, times what moves.
         const long double slope = s * expm1l((s - 1.0L) * log1pl(x)) * (X < 0.5 ? X : x);
         moved = std::max(moved, static_cast<double>(fabsl(slope / c)) / sums.weight);
