@@ -1,4 +1,4 @@
-"""The field's mechanisms, each with its sound guarantee or none, and all methods at the same ε.
+"""The field's mechanisms, each with its sound guarantee, and all methods at the same ε.
 
 Each computes its probabilities itself, without an operator. `methods` gives them, and ours,
 settings from public numbers alone.
@@ -20,12 +20,9 @@ from torch import Tensor
 import adapmixed_ext as ops
 from adapmixed.evaluation.report import INTERVAL_WORDS, KEPT_WORDS, NUMBERS, TITLES, aligned, row
 from adapmixed.limits import (
-    MOST_BOX,
     check_count,
-    check_epsilon,
     check_number,
     check_optional_queries,
-    check_queries,
     check_scale,
     check_sigma,
 )
@@ -40,16 +37,12 @@ from adapmixed.mechanisms import (
 )
 from adapmixed.privacy import (
     BoundedRangeAnswer,
-    ClippedAnswer,
     Event,
     GaussianScreening,
     Guarantee,
     PublicAnswer,
-    UnprotectedAnswer,
 )
 from adapmixed.privacy.accountant import Account, Settings
-from adapmixed.privacy.composition import PLANNED_POINTS, clipped_mixing_epsilon
-from adapmixed.privacy.conversions import up
 from adapmixed.privacy.guarantee import fixed_epsilon
 from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, largest_within, plan
 from adapmixed_ext.inputs import likeliest, prepare
@@ -264,185 +257,14 @@ def _mean_on(rows: Rows, projection: ops.Projection, top: Tensor) -> Tensor:
     return ops.mixture(rows.private, rows.public, projection).gather(1, top)
 
 
-REACH, STEP, STEPS = 5.0, 0.93, 512
-"""γ/2, the factor of the search for λ, and the number of its steps, after which λ counts as 0."""
-
-
-@dataclass(frozen=True)
-class SubMix(Baseline):
-    """The mean of pairs of members that are mixed with the public model: as published, not sound.
-
-    Ginart et al. 2022, program at commit 6540f5d. Members 0 and 1 are a pair, as are 2 and 3 and so
-    on; the program pairs them at random, and both leave out an odd last one. Rows are clipped to
-    within e^±5 of q and scaled to the sum 1, until they are so close. Rows p, p' of a pair become
-    λ (p + p')/2 + (1 − λ) q. Here λ is the largest power of 0.93 such that the divergences of order
-    α of that from λ p + (1 − λ) q and from λ p' + (1 − λ) q are at most ε/T. The answer is drawn
-    from the mean over the pairs.
-
-    **No guarantee.** What the program charges a pair can be far below the pair's loss, and it
-    compares the budget with earlier charges alone (item 12 of docs/theory/errata.md). So the
-    accountant counts these answers as unprotected. They go on after the budget is spent, at which
-    the program takes the public model.
-
-    Attributes:
-        epsilon: ε that the program would claim, > 0.
-        queries: T in [1, 2^40].
-        order: α > 1, finite; 2 in the program's example.
-    """
-
-    name: ClassVar[str] = "submix"
-
-    epsilon: float
-    queries: int
-    order: float = 2.0
-
-    def __post_init__(self) -> None:
-        check_epsilon(self.epsilon)
-        check_queries(self.queries)
-        check_number("order", self.order, above=1.0)
-
-    @property
-    def planned_queries(self) -> None:
-        """None: no guarantee is planned."""
-
-    def mixes(self, private: Tensor, q: Tensor) -> Tensor:
-        """Return the mixed distributions of all pairs, (P, B, k) float64.
-
-        Args:
-            private: (N, B, k) logits, N ≥ 2.
-            q: (B, k) float64, the public distribution.
-        """
-        if len(private) < 2:
-            raise ValueError(f"num_models must be at least 2 for SubMix, got {len(private)}")
-        pairs = []
-        for i in range(0, len(private) - 1, 2):
-            p, other = (_near(row.double().softmax(-1), q) for row in private[i : i + 2])
-            pairs.append(self._mixed(p, other, q))
-        return torch.stack(pairs)
-
-    def _mixed(self, p: Tensor, other: Tensor, q: Tensor) -> Tensor:
-        """Find λ by bisection of its power, since the divergences grow with λ."""
-        middle, target = (p + other) / 2, self.epsilon / self.queries
-        low = torch.zeros_like(q[:, :1])  # a power that is too small, or 0.93^0
-        high = torch.full_like(low, float(STEPS))
-        while bool((high - low > 1).any()):
-            power = ((low + high) / 2).floor()
-            whole, *rows = (q + STEP**power * (one - q) for one in (middle, p, other))
-            cost = torch.maximum(*(divergence(whole, row, self.order) for row in rows))
-            fits = cost[:, None] <= target
-            low, high = torch.where(fits, low, power), torch.where(fits, power, high)
-        return q + torch.where(high < STEPS, STEP**high, 0.0) * (middle - q)
-
-    def _prepare(self, rows: Rows, rng: RandomSource) -> GivenToken:
-        log_q, projection = unprotected(rows)
-        mean = self.mixes(rows.private, log_q.exp()).mean(0)
-        return answered(rows, projection, mean, (UnprotectedAnswer(len(log_q)),))
-
-
-def divergence(p: Tensor, q: Tensor, order: float) -> Tensor:
-    """Return D_order(p ‖ q) over the last axis; 0/0 counts 0."""
-    terms = (p**order * q ** (1 - order)).nan_to_num(0.0, posinf=torch.inf)
-    return terms.sum(-1).log() / (order - 1)
-
-
-def _near(p: Tensor, q: Tensor) -> Tensor:
-    """Return rows within e^±5 of q, by clipping and scaling until they are."""
-    least, most = (q * torch.tensor(end).double().exp() for end in (-REACH, REACH))
-    while bool(((p / q).log().abs() > REACH + 1e-4).any()):
-        p = p.clamp(least, most)
-        p = p / p.sum(-1, keepdim=True)
-    return p
-
-
-LARGEST = math.log(MOST_BOX) / 2
-"""Largest pure ε of one answer that is accounted."""
-
-
-@dataclass(frozen=True)
-class UniformMixing(Baseline):
-    """λ p + (1 − λ)/V with p the mean of the members: pure ε for each token.
-
-    Published with one model of all private text (Majmudar et al. 2022); N members divide the cost.
-
-    **Guarantee.** If one member changes in any way, p changes by at most 1/N at each token, and the
-    answer is at least (1 − λ)/V there. So the ratio of both answers is at most
-    1 + λV/(N(1 − λ)) = e^ε₀ at each token, in both orders, for zero-out and for replace-one. Two
-    distributions whose ratio lies in [e^−ε₀, e^ε₀] are P and Q of a box of one member around Q:
-    the `ClippedAnswer` with this box and N = 1. Its dominating pair is randomised response, the
-    worst of all ε₀-DP answers (Kairouz, Oh and Viswanath 2015). For replace-one the accountant's
-    pair of that event is wider than needed. The event's widening of the box covers rounding.
-
-    Tokens that the public model masks have no share. The tail of rare tokens gets the uniform mass
-    of all its tokens, which keep their public proportions.
-
-    Attributes:
-        weight: λ in [0, 1), such that ε₀ ≤ log(1000).
-        queries: T in [1, 2^40], number of queries that the guarantee is planned for.
-    """
-
-    name: ClassVar[str] = "uniform-mixing"
-
-    weight: float
-    queries: int
-
-    def __post_init__(self) -> None:
-        if check_number("weight", self.weight, least=0.0) >= 1:
-            raise ValueError(f"weight must be in [0, 1), got {self.weight!r}")
-        check_queries(self.queries)
-
-    @staticmethod
-    def planned(
-        epsilon: float, delta: float, num_models: int, queries: int, vocab_size: int
-    ) -> UniformMixing:
-        """Return the mechanism with the largest weight for (ε, δ), from public numbers alone."""
-
-        def cost(pure: float) -> float:
-            of = math.exp(-pure), math.exp(pure), 1, queries, delta, "zero_out"
-            return clipped_mixing_epsilon(*of, points=PLANNED_POINTS)
-
-        pure = largest_within(cost, epsilon, LARGEST * (1 - 1e-9))
-        odds = math.expm1(pure) * num_models / vocab_size * (1 - 1e-9)
-        return UniformMixing(odds / (1 + odds), queries)
-
-    def pure_epsilon(self, num_models: int, vocab_size: int) -> float:
-        """Return ε₀ of one answer of N members over V tokens, rounded up.
-
-        Raises:
-            ValueError: it is above log(1000).
-        """
-        odds = up(up(self.weight * vocab_size) / ((1 - self.weight) * (1 - 2.0**-50) * num_models))
-        found = up(math.log1p(up(odds))) if self.weight else 0.0
-        if found > LARGEST:
-            raise ValueError(
-                f"weight must cost at most ε₀ = {LARGEST:.4g} an answer, got {self.weight!r}, "
-                f"which costs {found:.4g} with {num_models} members and {vocab_size} tokens"
-            )
-        return found
-
-    def _prepare(self, rows: Rows, rng: RandomSource) -> GivenToken:
-        models, positions = rows.private.shape[:2]
-        pure = self.pure_epsilon(models, rows.vocab_size)
-        _, projection = unprotected(rows)
-        count = torch.ones_like(rows.public, dtype=torch.float64)
-        if rows.tail is not None:
-            count[:, -1] = (~rows.tail.isneginf()).sum(-1)
-        count = count.masked_fill(rows.public.isneginf(), 0.0)
-        uniform = count / count.sum(-1, keepdim=True)
-        mean = ops.mixture(rows.private, rows.public, projection)
-        weights = self.weight * mean + (1 - self.weight) * uniform
-        event = ClippedAnswer(math.exp(-pure), math.exp(pure), 1, positions, self.queries)
-        return answered(rows, projection, weights, (event,))
-
-
 ADD_REMOVE = "add/remove"  # a record or a name, of the text that DP-SGD reads
 WORDS = (
-    "Every setting follows from ε, δ, the number of members, of tokens and of the vocabulary. "
-    "'≤' is the ε that a setting was made for, and the column ε is what the accountant states.",
+    "Every setting follows from ε, δ, the number of members and of tokens. '≤' is the ε that a "
+    "setting was made for, and the column ε is what the accountant states.",
     "The ε of adapmixed is ex post and depends on the private data: it is for the operator, and no "
     "(ε, δ) with a constant ε. It is not comparable with a fixed ε. Its ball is that of pmixed, so "
     "that it stays at or below the same ε. adapmixed-paper has the paper's ball and screening for "
     "wikitext-103. Neither stops at a budget: the moment of stopping would tell about the members.",
-    "submix is as published and claims an ε that does not hold, so none is stated.",
     "dp-sgd is one adapter on all text. Its ε is for the unit in brackets, added or removed.",
     INTERVAL_WORDS,
     KEPT_WORDS,
@@ -450,7 +272,7 @@ WORDS = (
 
 
 def methods(
-    epsilons: Sequence[float], delta: float, num_models: int, queries: int, vocab_size: int
+    epsilons: Sequence[float], delta: float, num_models: int, queries: int
 ) -> dict[str, Mechanism]:
     """Return the methods by their label, with settings from these public numbers alone.
 
@@ -459,7 +281,6 @@ def methods(
         delta: δ of all of them.
         num_models: N.
         queries: T, tokens that every method answers.
-        vocab_size: V.
     """
     lines: dict[str, dict[float, Mechanism]] = {}
     for epsilon in sorted(set(epsilons)):
@@ -472,16 +293,12 @@ def methods(
         # A clip to ±C has the range of one to [0, 2C].
         made["invisible-ink"] = InvisibleInk(plain.settings["upper"] / 2, queries=queries)
         made["noisy-aggregation"] = NoisyAggregation.planned(*of)
-        if epsilon == max(epsilons):
-            made["uniform-mixing"] = UniformMixing.planned(*of, vocab_size)
         for name, mechanism in made.items():
             lines.setdefault(name, {})[epsilon] = mechanism
     found: dict[str, Mechanism] = {"public": PublicOnly(), "unprotected": Unprotected()}
     for name, several in lines.items():
         found |= {f"{name}, ≤ {epsilon:g}": one for epsilon, one in several.items()}
     found["adapmixed-paper"] = AdaPMixED.preset("wikitext-103")
-    if num_models > 1:
-        found[f"submix, claims {max(epsilons):g}"] = SubMix(max(epsilons), queries)
     return found
 
 

@@ -24,7 +24,7 @@ from adapmixed.mechanisms import (
 from adapmixed.privacy import Event
 from adapmixed.rng import SeededRandom
 from adapmixed_ext import reference
-from adapmixed_lab.baselines import InvisibleInk, NoisyAggregation, SubMix, UniformMixing
+from adapmixed_lab.baselines import InvisibleInk, NoisyAggregation
 from adapmixed_lab.reproduce.published import PublishedPMixED
 
 SCREENED: dict[str, Any] = dict(
@@ -50,8 +50,6 @@ MECHANISMS: dict[str, Mechanism] = {
 BASELINES: dict[str, Mechanism] = {
     "noisy-aggregation": NoisyAggregation(0.1, top_k=4, weight=0.7),
     "invisible-ink": InvisibleInk(0.5, 0.8, queries=100),
-    "uniform-mixing": UniformMixing(0.6, queries=100),
-    "submix": SubMix(2.0, queries=100),
 }
 """Their formulas are in tests/lab/test_baselines.py."""
 MECHANISMS |= BASELINES

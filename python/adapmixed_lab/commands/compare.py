@@ -1,8 +1,8 @@
 """``adapmixed-lab compare``: compare the field's methods and ours at the same ε.
 
 Answer the same tokens with every method, with settings from public numbers alone: the number of
-members, of tokens and of the vocabulary, ε and δ. The table and the figure show probabilities of
-private models, so they are for the operator only.
+members and of tokens, ε and δ. The table and the figure show probabilities of private models, so
+they are for the operator only.
 """
 
 from __future__ import annotations
@@ -74,8 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     texts = [document.text for document in documents]
     tokens = token_stream(ensemble.tokenizer, texts, ensemble.vocab_size)
     queries = arguments.queries
-    of = arguments.delta, ensemble.num_models, queries, ensemble.vocab_size
-    asked: dict[str, Mechanism] = methods(arguments.epsilon, *of)
+    asked = methods(arguments.epsilon, arguments.delta, ensemble.num_models, queries)
     update, close = progress_bar(queries, "token")
 
     def measured(models: Ensemble, asked: dict[str, Mechanism]) -> list[Evaluation]:
