@@ -84,7 +84,6 @@ def figure2(inputs: Texts, *, queries: int = paper.RUN_QUERIES) -> dict[str, Any
     if inputs.sources.paper and not with_paper:
         covered = paper.FIGURE_2_DATASET
         notes.append(f"The paper's Figure 2 covers {covered} alone, so no points of it are shown.")
-    notes += _trend_notes(rows)
     return build_result("figure2", inputs, rows=rows, settings=chosen, notes=notes)
 
 
@@ -117,42 +116,6 @@ def _anchors(panel: paper.Panel, settings: Settings, preset: PaperRule) -> dict[
     anchor = next(label for label, one in settings.items() if one == preset)
     same = any(point.label == anchor for point in panel.points)
     return {"anchor": anchor, "paper_anchor": anchor if same else panel.anchor}
-
-
-def _trend_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return notes that name the panels in which ε or perplexity moves against the paper."""
-    notes = []
-    for panel in paper.FIGURE_2:
-        here = [one for one in rows if one["group"] == panel.letter]
-        for name, words, least in (("epsilon", "ε", 0.01), ("perplexity", "perplexity", 0.001)):
-            sides = [_trend(here, side, name) for side in ("ours", "paper")]
-            changes = [0.0 if side is None else side[2] for side in sides]
-            if min(map(abs, changes)) < least or changes[0] * changes[1] > 0:
-                continue
-            moves = [
-                f"{'rises' if change > 0 else 'falls'} by {abs(change):.1%} from {first} to {last}"
-                for first, last, change in filter(None, sides)
-            ]
-            notes.append(
-                f"The paper's trend does not appear in ({panel.letter}) {panel.title}: {words} "
-                f"{moves[0]}, in the paper it {moves[1]}."
-            )
-    return notes
-
-
-def _trend(
-    rows: Sequence[Mapping[str, Any]], side: str, name: str
-) -> tuple[str, str, float] | None:
-    """Return (first label, last label, relative change) of one side of a panel, or None.
-
-    If both sides share several labels, only shared labels count.
-    """
-    shared = [one for one in rows if one["ours"] and one["paper"]]
-    points = shared if len(shared) > 1 else [one for one in rows if one[side]]
-    if len(points) < 2:
-        return None
-    first, last = (float(one[side][name]) for one in (points[0], points[-1]))
-    return points[0]["label"], points[-1]["label"], last / first - 1
 
 
 _FONT_SIZE = 7.5
