@@ -179,16 +179,18 @@ struct Logit {
   }
 };
 
-// The largest error of x of the first of N models, as a share of what is allowed; the others are
-// `size` times as far from q, half of them above and half below.
-static double worst_neighbour(bool zero_out, double first, double size) {
+// The largest error of x of the first of N models, as a share of what is allowed, and that as a
+// share of what is allowed where x is listed; the others are `size` times as far from q, half of
+// them above and half below.
+static std::pair<double, double> worst_neighbour(bool zero_out, double first, double size) {
   std::mt19937_64 random(3);
   std::uniform_real_distribution<double> uniform(0.0, 1.0);
   constexpr int kModels = 16;
   const double order = 2.0, weight = 0.7;
   const adapmixed::LeaveOneOutOptions options{&order, 1, zero_out, kModels};
   const Neighbours all({kModels, 1, 1}, false, options);
-  double worst = 0.0;
+  const FloatErrors errors(all, weight, weight, 0.0);
+  double worst = 0.0, listed = 0.0;
   for (int k = 0; k < 300000; ++k) {
     const double public_lse = 3.0 + 5.0 * uniform(random), far = uniform(random);
     const auto logit = [&](double log_r) {
@@ -215,8 +217,8 @@ static double worst_neighbour(bool zero_out, double first, double size) {
     }
     const auto of = float_mixture(all, 0.1, total, largest, weight);
     if (of.fails) continue;
-    const float found =
-        (static_cast<float>(of.middle) - deviations[0]) * static_cast<float>(of.factor);
+    const auto scaled = static_cast<float>(of.middle * of.factor);
+    const float found = vfma(-deviations[0], static_cast<float>(of.factor), scaled);
     const long double mean = exact / kModels, factor = 1.0L / (all.divisor * (1.0L + mean));
     const long double middle = zero_out ? 0.0L : mean, delta = weight * own.excess(public_lse);
     const long double x = (middle - delta) * factor, spread = sizes / kModels;
@@ -226,8 +228,10 @@ static double worst_neighbour(bool zero_out, double first, double size) {
             kFloatUnit +
         2.0 * kRatioAbsolute * (fabsl(delta) + weight) * factor;
     worst = std::max(worst, static_cast<double>(fabsl(found - x)) / allowed);
+    const auto size = static_cast<double>(fabsl(x));
+    listed = std::max(listed, allowed / (size * errors.of(size, of.shared, of.factor)));
   }
-  return worst;
+  return {worst, listed};
 }
 
 // The largest |c'(x)| up to a reach, as a share of its bound order (order - 1) |x| + bend t^2.
@@ -268,8 +272,10 @@ static void print_of_losses() {
       }
     }
   }
-  std::printf("%g %g %g %g %.12g\n", worst_neighbour(true, 3.0, 1e-4),
-              worst_neighbour(false, 1e-6, 0.6), moved, powered, slope_share);
+  const auto [own, own_listed] = worst_neighbour(true, 3.0, 1e-4);
+  const auto [common, common_listed] = worst_neighbour(false, 1e-6, 0.6);
+  std::printf("%g %g %g %g %g %g %.12g\n", own, own_listed, common, common_listed, moved, powered,
+              slope_share);
 }
 
 // The largest errors of a token's terms up to 10 and of larger ones, as shares of what
