@@ -24,7 +24,7 @@ from adapmixed.privacy.composition import ShardBudget
 from adapmixed.rng import SecureRandom, SeededRandom
 
 DELTA = 1e-5
-RUNS, BLOCK, QUERIES = 2, 20, 38
+BLOCK, QUERIES = 20, 76
 NOISY = AdaPMixED(order=3.0, target_leakage=0.05, screen_weight=0.5, sigma=0.05, threshold=0.3,
                   screen_top_k=4)  # fmt: skip
 MECHANISMS: dict[str, Mechanism] = {
@@ -58,7 +58,6 @@ def answer(
     settings: dict[str, Any] = dict(
         tokens=stream(length),
         mechanisms=MECHANISMS,
-        runs=RUNS,
         queries=QUERIES,
         delta=DELTA,
         rng=SeededRandom(3) if rng is None else rng,
@@ -76,6 +75,5 @@ def numbers(evaluations: list[Evaluation]) -> list[Any]:
     return [
         (e.name, e.perplexity, e.queries, e.guarantee, e.screened, e.curve, e.perplexities,
          dict(e.breakdown))
-        for one in evaluations
-        for e in one.runs
+        for e in evaluations
     ]  # fmt: skip

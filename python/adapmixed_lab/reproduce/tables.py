@@ -7,10 +7,16 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from adapmixed.evaluation import plan_runs
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED
 from adapmixed_lab.reproduce import paper
-from adapmixed_lab.reproduce.measure import EPSILON, PER_MODEL, PUBLISHED, Texts, compare
+from adapmixed_lab.reproduce.measure import (
+    EPSILON,
+    PER_MODEL,
+    PUBLISHED,
+    Texts,
+    compare,
+    stretches,
+)
 from adapmixed_lab.reproduce.published import PaperRule, PublishedPMixED
 from adapmixed_lab.reproduce.result import build_result, row, show_cost
 
@@ -106,7 +112,7 @@ def parts_of(
     long = usual if long_queries is None else long_queries
     parts = [(runs, queries), (1, long)][: 2 if long else 1]
     for count, asked in parts:
-        plan_runs(inputs.tokens, inputs.ensemble.longest_text, None, asked, runs=count)
+        stretches(inputs, count, asked)
     return parts
 
 

@@ -18,7 +18,7 @@ from paper_cases import DELTA, SEED, SETTINGS, answer, budget, ensemble, publish
 from torch import Tensor
 
 import adapmixed_ext as ops
-from adapmixed.evaluation.diagnostics import Diagnostics
+from adapmixed.evaluation.utility import Utility
 from adapmixed.mechanisms import AdaPMixED
 from adapmixed.privacy import Accountant, LeaveOneOutLoss, RenyiBound
 from adapmixed.privacy.conversions import c_alpha
@@ -84,16 +84,16 @@ def test_published_law_is_algorithm_2_with_the_subset_of_the_same_noise() -> Non
     assert event == expected_event
 
 
-def test_diagnostics_show_no_weights_of_subsets() -> None:
+def test_there_is_no_utility_of_subsets() -> None:
     """The utility theorem is about a mean over all members."""
     private, public = torch.randn(3, 4, 6), torch.randn(4, 6)
     targets = torch.zeros(4, dtype=torch.int64)
     mixed = []
     for rate in (1.0, 0.5):
-        mechanism, found = published(3.0, 0.02, sample_rate=rate), Diagnostics()
+        mechanism, found = published(3.0, 0.02, sample_rate=rate), Utility()
         proposal = mechanism.propose(private, public, targets=targets, rng=SeededRandom(0))
         found.add(proposal, uncharged(proposal), targets)
-        mixed.append(found.utility is not None)
+        mixed.append(found.report() is not None)
     assert mixed == [True, False]
 
 
@@ -233,7 +233,7 @@ def test_the_largest_loss_of_each_query_is_charged_to_all(screen: str | None) ->
     (event,) = (one for one in stated(proposal) if isinstance(one, LeaveOneOutLoss))
     largest = realised[:, passed].amax(0)
     assert event.loss[:, :, 0].tolist() == [largest.tolist()] * len(private)
-    # The other events, and the realised losses that diagnostics show, are AdaPMixED's own.
+    # The other events, and the realised losses, are AdaPMixED's own.
     own = inner.propose(private, public, rng=SeededRandom(SEED))
     assert torch.equal(losses(own), losses(proposal))
     others, same = (
