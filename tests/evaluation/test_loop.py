@@ -74,7 +74,6 @@ def test_guarantees_shares_and_curves() -> None:
         "public": PublicOnly(),
         "unprotected": Unprotected(),
         "pmixed": PMixED(8.0, DELTA, 400, 6.0),
-        "fixed": replace(NOISY, loss="fixed"),
         "adapmixed": NOISY,
     }
     results = {r.name: r for r in run(fake, tokens, mechanisms, block=401)}
@@ -83,7 +82,6 @@ def test_guarantees_shares_and_curves() -> None:
         "public": "public",
         "unprotected": "none",
         "pmixed": "fixed",
-        "fixed": "fixed",
         "adapmixed": "data-dependent, ex-post",
     }
     assert results["public"].guarantee.epsilon == 0.0

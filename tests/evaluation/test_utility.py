@@ -159,4 +159,4 @@ def test_answers_are_the_same_and_references_have_no_utility() -> None:
     runs, plain = (answer(diagnostics=some) for some in (True, False))
     assert numbers(runs) == numbers(plain) and not any(one.utility for one in plain)
     mixing = [one.name for one in runs if one.utility is not None]
-    assert mixing == ["noisy", "fixed", "pmixed"]
+    assert mixing == ["noisy", "pmixed"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -31,7 +30,6 @@ MECHANISMS: dict[str, Mechanism] = {
     "public": PublicOnly(),
     "unprotected": Unprotected(),
     "noisy": NOISY,
-    "fixed": replace(NOISY, loss="fixed"),
     "pmixed": PMixED(8.0, DELTA, QUERIES, 6.0),
     "pool": ClippedLogPool(-0.5, 0.5, queries=QUERIES),
     "box": ClippedMixing(0.8, 1.5, queries=QUERIES),

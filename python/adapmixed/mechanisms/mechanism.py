@@ -326,16 +326,10 @@ class Mechanism(ABC):
     name: ClassVar[str]
     no_budget: ClassVar[str] = ""
     """The reason why per-shard budgets cannot be kept; "" if they can."""
-
-    @property
-    def no_total(self) -> str:
-        """The reason why there is no guarantee without per-shard budgets; "" if there is one."""
-        return ""
-
-    @property
-    def no_replacement(self) -> str:
-        """The reason why there is no guarantee for replace-one; "" if there is one."""
-        return ""
+    no_total: ClassVar[str] = ""
+    """The reason why there is no guarantee without per-shard budgets; "" if there is one."""
+    no_replacement: ClassVar[str] = ""
+    """The reason why there is no guarantee for replace-one; "" if there is one."""
 
     @property
     def planned_queries(self) -> int | None:
