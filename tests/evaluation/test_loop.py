@@ -171,7 +171,7 @@ def test_perplexity_under_budgets_of_shards(
         FakeEnsemble(), stream(401), {"pool": mechanism}, block=401, epsilon={"pool": epsilon},
         result=tmp_path / "result.json",
     )  # fmt: skip
-    kept = json.loads((tmp_path / "result.json").read_text())["state"]["methods"][0]["tally"]
+    kept = json.loads((tmp_path / "result.json").read_text())["state"]["tallies"][0]
     found = result.guarantee
     assert (found.method, found.kind) == ("per-shard budget", "fixed")
     assert {e for _, e in result.curve} == {found.epsilon} and found.epsilon <= epsilon

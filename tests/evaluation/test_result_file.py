@@ -116,7 +116,7 @@ def test_secure_randomness_is_never_stored_nor_used_again(tmp_path: Path) -> Non
     interrupted(path, 4, rng=Watched())
     text = path.read_text(encoding="ascii")
     assert json.loads(text)["configuration"]["randomness"] is None
-    assert '"counter":null' in text and '"counter":0' not in text
+    assert '"position":null' in text and '"position":0' not in text
     first = len(made)
     assert any(source._next for source in made)
     runs = answer(path, rng=Watched())

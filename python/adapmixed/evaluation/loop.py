@@ -30,7 +30,7 @@ from adapmixed.evaluation.report import Evaluation, compared
 from adapmixed.evaluation.utility import Utility
 from adapmixed.files import remove_leftovers, sole_writer, write_file
 from adapmixed.limits import DEFAULT_ACTIVE, check_active, check_count, check_optional_count
-from adapmixed.mechanisms import Answer, Mechanism, Origin, Rows, Ticket, shaped
+from adapmixed.mechanisms import Mechanism, Origin, Rows, shaped
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.events import READERS, canonical, from_json, to_json
 from adapmixed.rng import SecureRandom, SeededRandom
@@ -146,44 +146,72 @@ def evaluate(
     ranks.agree(described | {"memory_bytes": memory_bytes, "result": result is not None})
     bound = ensemble.num_models, origin.ensemble, origin.active_tokens, origin.unit
 
-    def method(name: str) -> Method:
+    def begun_tally(name: str) -> Tally:
         accountant = Accountant(delta, epsilon=budgets.get(name), adjacency=adjacency)
         accountant.bind(mechanisms[name], *bound)  # raises before the models run
         accountant.check_left(mechanisms[name], total)
-        tally = Tally(name, accountant, Utility() if diagnostics else None)
-        return Method(mechanisms[name], rng.child(mechanisms[name].name), tally)
+        return Tally(name, accountant, Utility() if diagnostics else None)
 
-    methods = [method(name) for name in mechanisms]
-    session = Session(ensemble, tokens, windows, methods, origin, memory_bytes, progress)
+    state = State(tuple(map(begun_tally, mechanisms)))
+    sources = [rng.child(one.name) for one in mechanisms.values()]
     path = None if result is None else Path(result)
     randomness = {"seed": rng.seed, "label": rng.label} if isinstance(rng, SeededRandom) else None
     configuration = described | {"randomness": randomness}  # nothing of a key
 
     def save(path: Path) -> None:
-        write_file(path, _written(configuration, session.state()))
+        write_file(path, _written(configuration, to_json(state)))
 
     def begin() -> Tensor:
+        nonlocal state
         assert path is not None
         remove_leftovers(path.parent, path.name)  # of a killed evaluation
-        state = _state(path, configuration)
-        if state is None:
+        if not path.exists():
             save(path)  # raises if it cannot be written
-        else:
-            session.restore(state)
-        return torch.tensor([session.place])
+        state = _read(path, configuration)
+        for source, tally in zip(sources, state.tallies, strict=True):
+            if isinstance(source, SeededRandom) and tally.position is not None:
+                source.skip_to(tally.position)
+        return torch.tensor([state.place])
 
+    def answer(rows: Rows, targets: Tensor) -> None:
+        each = zip(state.tallies, mechanisms.values(), sources, strict=True)
+        for tally, mechanism, source in each:
+            tally.answer(mechanism, rows, targets, source, origin)
+
+    def tell(more: int = 0) -> None:
+        if progress is not None and ranks.is_main:
+            progress(before[state.place] + more, total)
+
+    before = [0, *accumulate(one.queries for one in windows)]
+    room = LogitsRoom()
     with nullcontext() if path is None or not ranks.is_main else sole_writer(path):
         if path is not None:
-            session.place = int(ranks.tell(begin, (1,), torch.int64, torch.device("cpu")))
+            state.place = int(ranks.tell(begin, (1,), torch.int64, torch.device("cpu")))
         saved = time.monotonic()
-        session.tell()
-        while not session.complete:
-            session.step()
-            due = session.complete or time.monotonic() - saved >= SAVE_SECONDS
+        tell()
+        for window in windows[state.place :]:
+            start, done = time.perf_counter(), 0
+            parts = scored_parts(
+                ensemble, tokens[window.start : window.stop], window.queries,
+                memory_bytes=memory_bytes, active=origin.active_tokens, room=room,
+            )  # fmt: skip
+            for rows, targets in parts:
+                whole = ranks.gather(rows.private)
+                state.forward_seconds += time.perf_counter() - start
+                if whole is not None:  # in the main process
+                    answer(replace(rows, private=whole), targets)
+                done += len(targets)
+                tell(done)
+                del rows, whole  # the next chunk takes their memory
+                start = time.perf_counter()
+            state.place += 1
+            due = state.place == len(windows) or time.monotonic() - saved >= SAVE_SECONDS
             if path is not None and ranks.is_main and due:
                 save(path)
                 saved = time.monotonic()
-    return session.results()
+    if not ranks.is_main:
+        return []
+    return compared([one.result(state.forward_seconds) for one in state.tallies])
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +289,7 @@ class Tally:
         loss: Σ −log p(target).
         screened: queries that the public model alone answered.
         seconds: time spent in the mechanism.
+        position: the next number of a seeded source; None for the system's randomness.
         calls: calls so far.
         step: every how many calls a point is kept. It follows from the number of calls alone.
         points: (n, 3), the kept points: the queries so far, their ε, which is NaN without a
@@ -273,18 +302,26 @@ class Tally:
     loss: float = 0.0
     screened: int = 0
     seconds: float = 0.0
+    position: int | None = None
     calls: int = 0
     step: int = 1
     points: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 3)))
 
-    def add(self, ticket: Ticket, answer: Answer, targets: Tensor) -> None:
-        """Count the answers of one call.
-
-        Args:
-            ticket: the ticket of B queries, charged and released.
-            answer: its answer, with log-probabilities of the targets.
-            targets: (B,) int64 token ids.
-        """
+    def answer(
+        self,
+        mechanism: Mechanism,
+        rows: Rows,
+        targets: Tensor,
+        rng: SecureRandom | SeededRandom,
+        origin: Origin,
+    ) -> None:
+        """Answer, charge and count B queries, whose (B,) int64 targets are scored."""
+        start = time.perf_counter()
+        ticket = mechanism.propose_rows(rows, targets=targets, rng=rng, origin=origin)
+        self.accountant.charge(ticket)
+        answer = ticket.release()
+        self.seconds += time.perf_counter() - start
+        self.position = rng.position if isinstance(rng, SeededRandom) else None
         assert answer.log_prob is not None  # targets were given
         self.loss -= math.fsum(answer.log_prob.tolist())
         self.screened += int(answer.public.sum())
@@ -327,112 +364,23 @@ class Tally:
         return np.concatenate([self.points, [point]])
 
 
-READERS["Accountant"] = Accountant.from_state
-
-
 @dataclass
-class Method:
-    """One mechanism, its source of randomness, and its totals so far."""
-
-    mechanism: Mechanism
-    rng: SecureRandom | SeededRandom
-    tally: Tally
-
-
-@dataclass
-class Session:
-    """An evaluation in progress: all totals so far, and the next window.
+class State:
+    """The totals of an evaluation so far, which a result file holds as JSON.
 
     Attributes:
-        ensemble, tokens, memory_bytes, progress: as in :func:`evaluate`.
-        windows: of the tokens.
-        methods: that answer.
-        origin: of the rows.
+        tallies: of the mechanisms, in their order.
         place: number of windows answered.
-        forward_seconds: time of the models' forward passes, shared by all methods.
+        forward_seconds: time of the models' forward passes, shared by all mechanisms.
     """
 
-    ensemble: Ensemble
-    tokens: Sequence[int]
-    windows: Sequence[Window]
-    methods: Sequence[Method]
-    origin: Origin
-    memory_bytes: int
-    progress: Callable[[int, int], None] | None
+    tallies: tuple[Tally, ...]
     place: int = 0
     forward_seconds: float = 0.0
 
-    def __post_init__(self) -> None:
-        self._before = [0, *accumulate(one.queries for one in self.windows)]
-        self._room = LogitsRoom()
 
-    @property
-    def complete(self) -> bool:
-        """True if every window is answered."""
-        return self.place == len(self.windows)
-
-    def tell(self, more: int = 0) -> None:
-        """Tell how many queries are done, `more` of them in the next window."""
-        if self.progress is not None and self.ensemble.ranks.is_main:
-            self.progress(self._before[self.place] + more, self._before[-1])
-
-    def step(self) -> None:
-        """Answer the next window."""
-        window = self.windows[self.place]
-        start, done, active = time.perf_counter(), 0, self.origin.active_tokens
-        text = self.tokens[window.start : window.stop]
-        parts = scored_parts(
-            self.ensemble, text, window.queries, memory_bytes=self.memory_bytes, active=active,
-            room=self._room,
-        )  # fmt: skip
-        for rows, targets in parts:
-            whole = self.ensemble.ranks.gather(rows.private)
-            self.forward_seconds += time.perf_counter() - start
-            if whole is not None:  # in the main process
-                rows = replace(rows, private=whole)
-                for method in self.methods:
-                    self._answer(method, rows, targets)
-            done += len(targets)
-            self.tell(done)
-            del rows, whole  # the next chunk takes their memory
-            start = time.perf_counter()
-        self.place += 1
-
-    def _answer(self, method: Method, rows: Rows, targets: Tensor) -> None:
-        """Answer, charge and count B queries, whose (B,) int64 targets are scored."""
-        start = time.perf_counter()
-        ticket = method.mechanism.propose_rows(
-            rows, targets=targets, rng=method.rng, origin=self.origin
-        )
-        method.tally.accountant.charge(ticket)
-        answer = ticket.release()
-        method.tally.seconds += time.perf_counter() - start
-        method.tally.add(ticket, answer, targets)
-
-    def results(self) -> list[Evaluation]:
-        """Return the results of all mechanisms; an empty list off the main process."""
-        if not self.ensemble.ranks.is_main:
-            return []
-        return compared([one.tally.result(self.forward_seconds) for one in self.methods])
-
-    def state(self) -> dict[str, Any]:
-        """Return the private state to continue from, as strict JSON values."""
-        return {
-            "place": self.place,
-            "forward_seconds": self.forward_seconds,
-            "methods": [
-                {"tally": to_json(one.tally), "counter": getattr(one.rng, "position", None)}
-                for one in self.methods
-            ],
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from the `state()` of a session with the same settings."""
-        for method, written in zip(self.methods, state["methods"], strict=True):
-            method.tally = from_json(Tally, written["tally"])
-            if isinstance(method.rng, SeededRandom):
-                method.rng.skip_to(written["counter"])
-        self.forward_seconds, self.place = state["forward_seconds"], state["place"]
+READERS["Accountant"] = Accountant.from_state
+READERS["tuple[Tally, ...]"] = lambda found: tuple(from_json(Tally, one) for one in found)
 
 
 def _digest(tokens: Sequence[int]) -> str:
@@ -479,14 +427,12 @@ def scored_parts(
         del private, public, tokens
 
 
-def _state(path: Path, configuration: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the state in a result file that this process holds; None if there is no file.
+def _read(path: Path, configuration: Mapping[str, Any]) -> State:
+    """Return the state in a result file that this process holds.
 
     Raises:
         ValueError: the file has another configuration or version, or is damaged.
     """
-    if not path.exists():
-        return None
     content = read_versioned(path, FORMAT_VERSION, "configuration", "state", "checksum")
     if _written(content["configuration"], content["state"]) != path.read_bytes():
         raise ValueError(f"{path} must be as evaluate wrote it (--result), its checksum differs")
@@ -498,7 +444,7 @@ def _state(path: Path, configuration: Mapping[str, Any]) -> dict[str, Any] | Non
                 f"{path} must be of the same evaluation to be resumed: {name} is {now}, but the "
                 f"file was begun with {then}"
             )
-    return dict(content["state"])
+    return from_json(State, content["state"])
 
 
 def _written(configuration: Mapping[str, Any], state: Mapping[str, Any]) -> bytes:
