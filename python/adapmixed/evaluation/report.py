@@ -14,7 +14,6 @@ import textwrap
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Any
@@ -321,7 +320,7 @@ class Report:
     """The results of an evaluation, one per method, with what they were measured on.
 
     Attributes:
-        evaluations: with distinct names.
+        evaluations: with distinct names, compared with each other by :func:`compared`.
         config: settings of the run, as nested JSON values.
         environment: the result of :func:`environment`.
         sample: a generated text, or None: "text" and "guarantee", the sentence that covers it, and
@@ -335,11 +334,6 @@ class Report:
     sample: Mapping[str, str] | None = None
     validation: Sequence[Mapping[str, Any]] = ()
 
-    @cached_property
-    def methods(self) -> list[Evaluation]:
-        """The results, compared with each other."""
-        return compared(self.evaluations)
-
     def to_json(self) -> dict[str, Any]:
         """Return the content of report.json, in strict JSON values with infinities as "inf".
 
@@ -348,7 +342,7 @@ class Report:
         """
         content = {
             "format_version": REPORT_VERSION,
-            "methods": [one.to_json() for one in self.methods],
+            "methods": [one.to_json() for one in self.evaluations],
             "sample": self.sample,
             "environment": self.environment,
             "config": self.config,
@@ -370,13 +364,13 @@ class Report:
         where = " on ".join(PurePath(name).name for name in names if isinstance(name, str))
         count = self.config.get("num_models")
         facts = [f"{count} models"] if count else []
-        facts.append(f"{self.methods[0].queries:,} scored tokens")
+        facts.append(f"{self.evaluations[0].queries:,} scored tokens")
         return f"{where}: {', '.join(facts)}".removeprefix(": ")
 
     def utility_rows(self) -> list[list[str]]:
         """Return the cells under `UTILITY_TITLES` of the methods that have such numbers."""
         found = []
-        for one in self.methods:
+        for one in self.evaluations:
             if one.utility is not None:
                 values = (one.utility[key] for key in ("gap", "mean_bound", "bound"))
                 cells = [MISSING if value is None else f"{value:.4g}" for value in values]
@@ -385,10 +379,11 @@ class Report:
 
     def text(self) -> str:
         """Return what was run, the tables and, at the end, the verdict on every mechanism."""
-        lines = [printable(self.words()), "", *aligned([TITLES, *map(row, self.methods)], NUMBERS)]
-        if any(one.difference and one.difference["low"] is not None for one in self.methods):
+        table = aligned([TITLES, *map(row, self.evaluations)], NUMBERS)
+        lines = [printable(self.words()), "", *table]
+        if any(one.difference and one.difference["low"] is not None for one in self.evaluations):
             lines += ["", *textwrap.wrap(f"{INTERVAL_WORDS} {KEPT_WORDS}", 100)]
-        for one in self.methods:
+        for one in self.evaluations:
             said = printable(f"{one.name}: {one.guarantee}")
             lines += ["", textwrap.fill(said, 100, subsequent_indent="  ", break_on_hyphens=False)]
         if rows := self.utility_rows():
@@ -401,7 +396,7 @@ class Report:
     def verdict(self) -> list[str]:
         """Return which share of the gain without protection each mechanism keeps, at which ε."""
         kinds = ("fixed", "data-dependent, ex-post")
-        methods = self.methods
+        methods = self.evaluations
         rated = [(one, one.kept) for one in methods if one.guarantee.kind in kinds and one.kept]
         if not rated:
             return []

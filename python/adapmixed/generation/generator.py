@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Never
 
 import torch
@@ -23,7 +24,7 @@ from adapmixed.limits import (
     check_type,
 )
 from adapmixed.mechanisms import Allowance, Mechanism, Origin, Rows, shaped
-from adapmixed.mechanisms.rows import check_shape, shaped_bytes
+from adapmixed.mechanisms.rows import answer_bytes, check_shape
 from adapmixed.privacy import Accountant, Guarantee
 from adapmixed.rng import SecureRandom
 from adapmixed.text import (
@@ -360,14 +361,7 @@ class PrivateGenerator:
 
         `Ensemble.decoder` calls it. Shaped rows are copied; with a temperature the copy is float32.
         """
-
-        def of_one(rows: int, vocab_size: int, element: int, active: int | None) -> int:
-            copied, width = shaped_bytes(
-                rows, vocab_size, element, temperature=temperature, top_k=top_k, active=active
-            )
-            return copied + self.mechanism.answer_bytes(width)
-
-        return of_one
+        return partial(answer_bytes, temperature=temperature, top_k=top_k)
 
     def stream_tokens(
         self,

@@ -363,17 +363,6 @@ class Mechanism(ABC):
             f"mechanism must be ClippedLogPool to be charged in advance, got {type(self).__name__}"
         )
 
-    def answer_bytes(self, width: int) -> int:
-        """Return the largest number of bytes that one answer holds in addition to its logits.
-
-        By default these are a pool's log-weights, the probabilities and the data of the draw, four
-        times float64 for every column.
-
-        Args:
-            width: columns of a row.
-        """
-        return 4 * 8 * width
-
     def propose(
         self,
         private_logits: Tensor,

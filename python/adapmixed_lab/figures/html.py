@@ -79,7 +79,7 @@ def render(report: Report, drawings: tuple[DrawnFigure, ...] = ()) -> str:
     """Return the page with these drawings, in which all text of the report is escaped."""
     page: str = template("report.html").render(
         report=report,
-        summary=[_SUMMARY, *map(_summary, report.methods)],
+        summary=[_SUMMARY, *map(_summary, report.evaluations)],
         words=f"{INTERVAL_WORDS} {KEPT_WORDS}",
         utility=[UTILITY_TITLES, *report.utility_rows()],
         utility_words=UTILITY_WORDS,
@@ -131,7 +131,7 @@ def draw(report: Report) -> tuple[DrawnFigure, ...]:
     These are ε over queries and perplexity over ε. Records of the members' training add their
     validation losses.
     """
-    methods = report.methods
+    methods = report.evaluations
     drawings = (
         _draw_curves(methods),
         _draw_tradeoff(methods),

@@ -117,10 +117,6 @@ class PublishedPMixED(PMixED):
         beta = published_target_leakage(self.order, self.per_query, num_models, self.sample_rate)
         return beta * self.order
 
-    def answer_bytes(self, width: int) -> int:
-        """Return the bytes of `Mechanism.answer_bytes` and those of three more float64 rows."""
-        return super().answer_bytes(width) + 3 * 8 * width
-
     def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
         models, positions = rows.private.shape[:2]
         event = RenyiBound(
