@@ -64,7 +64,7 @@ def test_default_block_is_512_or_the_window(ensemble: Ensemble) -> None:
 def test_tokens_outside_the_vocabulary_are_refused(ensemble: Ensemble) -> None:
     with pytest.raises(ValueError, match="input_ids must lie in"):
         run(ensemble, [1, VOCAB, 2], memory_bytes=1 << 24)
-    with pytest.raises(ValueError, match=r"targets\[1\] must be a token in"):
+    with pytest.raises(ValueError, match="targets must be tokens in"):
         run(ensemble, [1, 2, VOCAB], memory_bytes=1 << 24)
 
 

@@ -24,9 +24,8 @@ from adapmixed.limits import (
     check_active,
     check_optional_count,
     check_temperature,
-    check_type,
 )
-from adapmixed_ext.inputs import ensemble_logits, likeliest, log_sum_exp, near_log_sum_exp
+from adapmixed_ext.inputs import ensemble_logits, likeliest, log_sum_exp, near_log_sum_exp, of_type
 from adapmixed_ext.types import RandomSource
 
 
@@ -126,18 +125,11 @@ class Rows:
 
     def check_targets(self, targets: Tensor) -> None:
         """Raise ValueError unless these are (B,) int64 tokens of the vocabulary."""
-        positions = len(self.public)
-        check_type("targets", targets, Tensor, "a torch.Tensor")
-        if targets.dtype != torch.int64 or tuple(targets.shape) != (positions,):
+        found = of_type("targets", targets, torch.int64, self.public.shape[:1], self.public)
+        outside = found[(found < 0) | (found >= self.vocab_size)]
+        if len(outside):
             raise ValueError(
-                f"targets must be torch.int64 of shape ({positions},), got {targets.dtype} "
-                f"{tuple(targets.shape)}"
-            )
-        outside = ((targets < 0) | (targets >= self.vocab_size)).nonzero()
-        if outside.numel():
-            at = int(outside[0])
-            raise ValueError(
-                f"targets[{at}] must be a token in [0, {self.vocab_size}), got {int(targets[at])}"
+                f"targets must be tokens in [0, {self.vocab_size}), got {int(outside[0])}"
             )
 
     def named(self, places: Tensor) -> Tensor:
