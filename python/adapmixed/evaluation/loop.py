@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -199,7 +199,7 @@ def evaluate(
                 whole = ranks.gather(rows.private)
                 state.forward_seconds += time.perf_counter() - start
                 if whole is not None:  # in the main process
-                    answer(replace(rows, private=whole), targets)
+                    answer(rows.of_all(whole), targets)
                 done += len(targets)
                 tell(done)
                 del rows, whole  # the next chunk takes their memory

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Never
 
@@ -496,8 +495,8 @@ class PrivateGenerator:
 
         def drawn() -> Tensor:
             assert whole is not None and self.accountant is not None  # on the main process
-            gathered = replace(rows, private=whole)
-            return charged(gathered, self.mechanism, self.accountant, self.rng, self.origin)
+            every = rows.of_all(whole)
+            return charged(every, self.mechanism, self.accountant, self.rng, self.origin)
 
         return ranks.tell(drawn, (len(rows.public),), torch.int64, rows.public.device).cpu()
 

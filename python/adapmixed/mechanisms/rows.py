@@ -63,6 +63,12 @@ class Rows:
         """k, the number of columns that are tokens."""
         return self.vocab_size if self.tokens is None else self.tokens.shape[1]
 
+    def of_all(self, private: Tensor) -> Rows:
+        """Return the rows with the private logits of all processes, in place of this one's."""
+        if private is self.private:
+            return self
+        return replace(self, private=private, spare=False, private_lse=None)
+
     def answerable(self) -> Rows:
         """Return rows for which no operator raises an error that depends on a private row.
 
