@@ -50,6 +50,7 @@ from adapmixed.privacy import planner
 from adapmixed.rng import SecureRandom, SeededRandom
 from adapmixed_ext import _C
 from adapmixed_lab.audit import Effort, run
+from adapmixed_lab.reproduce.published import FixedLoss
 
 # Relative, by the name of a field; the other is that of losses, weights and perplexities. Losses
 # are bounds, to which each instruction set adds what it may have lost, at most 1e-4 of them.
@@ -225,7 +226,7 @@ MECHANISMS: tuple[tuple[Any, dict[str, Any]], ...] = (
     (AdaPMixED(3.0, 0.05, screen_weight=0.5, sigma=0.05, threshold=0.3, screen_top_k=4), {}),
     (AdaPMixED(2.0, 0.5, screen="public", threshold=1.0, sigma=1e-6, adjacency="add_remove"), {}),
     (AdaPMixED(1024.0, 5e-4, screen=None, loss_orders=(2.0, 8.0, 32.0, 256.0)), {}),
-    (AdaPMixED(15.0, 0.01, loss="fixed", screen_weight=1e-3), {"adjacency": "replace_one"}),
+    (FixedLoss(15.0, 0.01, screen_weight=1e-3), {"adjacency": "replace_one"}),
     (PMixED(8.0, 1e-5, 64, 3.0), {}),
     (PMixED(8.0, 1e-5, 64, 10.0, adjacency="replace_one"), {"adjacency": "replace_one"}),
     (PMixED(0.5, 1e-15, 2**40, 1024.0), {"delta": 1e-15}),

@@ -81,10 +81,6 @@ class Baseline(Mechanism):
 
     no_budget = "its cost is not one member's own; ClippedMixing and ClippedLogPool take a budget"
 
-    def answer_bytes(self, width: int) -> int:
-        """Return the bytes of `Mechanism.answer_bytes` and those of three more float64 rows."""
-        return super().answer_bytes(width) + 3 * 8 * width
-
 
 def unprotected(rows: Rows) -> tuple[Tensor, ops.Projection]:
     """Return log q of the checked rows, (B, k) float64, and their projection with every weight 1.

@@ -9,7 +9,6 @@ import pytest
 from trained_demo import MODELS, copy_trained
 
 from adapmixed.cli import main
-from adapmixed.commands import options
 from adapmixed.data import held_out_text
 from adapmixed.mechanisms import (
     AdaPMixED,
@@ -77,33 +76,6 @@ def test_methods_side_by_side_and_a_result_to_go_on_from(
     assert path.read_bytes() == first and result.read_bytes() == written
     assert main([*command, "--seed=2"]) == 2
     assert "must be of the same evaluation to be resumed: randomness" in capsys.readouterr().err
-
-
-def test_runs_of_the_command_line(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(options, "LINE_SECONDS", 0.0)
-    path = tmp_path / "out.json"
-    command = ["evaluate", *MODELS, "--text", str(text), "--block=17", "--seed=1", "--runs=3"]
-    command += ["--queries=10", "--mechanism=adapmixed", "--mechanism=unprotected"]
-    assert main([*command, "--json", str(path)]) == 0
-    printed, progress = capsys.readouterr()
-    assert progress.endswith("\n30 of 30 tokens, 00:00 left\n")
-    assert "Means of 3 runs of 10 queries" in printed
-    assert "does not cover all runs together" in printed
-    report = json.loads(path.read_text(encoding="utf-8"))
-    assert report["config"]["randomness"] == "seeded (1)"
-    public, unprotected, ada = report["runs"]
-    for one in report["runs"]:
-        assert len(one["perplexity"]) == len(set(one["perplexity"])) == 3
-        assert one["perplexity_mean"] == pytest.approx(sum(one["perplexity"]) / 3)
-        assert f"{one['perplexity_mean']:.2f} " in printed
-    assert unprotected["epsilon"] == [None] * 3 and unprotected["epsilon_mean"] is None
-    assert len(set(ada["epsilon"])) == 3 and ada["epsilon_deviation"] > 0
-    # The report's own table and figures show the first run.
-    assert [m["perplexity"] for m in report["methods"]] == [
-        one["perplexity"][0] for one in report["runs"]
-    ]
 
 
 @pytest.mark.slow

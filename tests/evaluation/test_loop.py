@@ -1,11 +1,10 @@
-"""Perplexity, guarantees and curves, windows and runs, by direct computations; errors; memory."""
+"""Perplexity, guarantees and curves, windows, by direct computations; errors; memory."""
 
 from __future__ import annotations
 
 import gc
 import json
 import math
-import statistics
 import tracemalloc
 import weakref
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from adapmixed.data import demo_base
 from adapmixed.ensemble import Ensemble
-from adapmixed.evaluation import evaluate, plan_runs
+from adapmixed.evaluation import evaluate
 from adapmixed.mechanisms import (
     AdaPMixED,
     ClippedLogPool,
@@ -36,7 +35,6 @@ from adapmixed.privacy import Accountant, BudgetSpentError
 from adapmixed.privacy.composition import ShardBudget
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed.rng import SeededRandom
-from adapmixed_lab.reproduce.published import PaperRule
 
 DETERMINISTIC: dict[str, Mechanism] = {
     "public": PublicOnly(),
@@ -66,7 +64,7 @@ def test_default_block_is_512_or_the_window(ensemble: Ensemble) -> None:
 def test_tokens_outside_the_vocabulary_are_refused(ensemble: Ensemble) -> None:
     with pytest.raises(ValueError, match="input_ids must lie in"):
         run(ensemble, [1, VOCAB, 2], memory_bytes=1 << 24)
-    with pytest.raises(ValueError, match=r"targets\[1\] must be a token in"):
+    with pytest.raises(ValueError, match="targets must be tokens in"):
         run(ensemble, [1, 2, VOCAB], memory_bytes=1 << 24)
 
 
@@ -76,7 +74,6 @@ def test_guarantees_shares_and_curves() -> None:
         "public": PublicOnly(),
         "unprotected": Unprotected(),
         "pmixed": PMixED(8.0, DELTA, 400, 6.0),
-        "fixed": replace(NOISY, loss="fixed"),
         "adapmixed": NOISY,
     }
     results = {r.name: r for r in run(fake, tokens, mechanisms, block=401)}
@@ -85,7 +82,6 @@ def test_guarantees_shares_and_curves() -> None:
         "public": "public",
         "unprotected": "none",
         "pmixed": "fixed",
-        "fixed": "fixed",
         "adapmixed": "data-dependent, ex-post",
     }
     assert results["public"].guarantee.epsilon == 0.0
@@ -142,11 +138,6 @@ def test_progress_reaches_the_total() -> None:
         (stream(100), dict(block=32, stride=32), "stride must .* got 32"),
         (stream(100), dict(block=32, stride=2.0), "stride must"),
         (stream(100), dict(block=32, stride=4, queries=100), "queries must .* at most 99 .* 100"),
-        (stream(100), dict(block=32, runs=0), "runs must be an integer >= 1"),
-        (stream(100), dict(block=32, runs=4), "at most 0 for each of 4 runs"),
-        (stream(100), dict(block=32, runs=2, queries=0), "queries must"),
-        (stream(100), dict(block=32, runs=3, queries=32), "at most 31 .* got 32"),
-        (stream(100), dict(runs=2, block=200), "at most 0 .*100 tokens in blocks of 200"),
     ],
 )
 def test_refusals(tokens: list[int], settings: dict[str, Any], message: str) -> None:
@@ -180,7 +171,7 @@ def test_perplexity_under_budgets_of_shards(
         FakeEnsemble(), stream(401), {"pool": mechanism}, block=401, epsilon={"pool": epsilon},
         result=tmp_path / "result.json",
     )  # fmt: skip
-    kept = json.loads((tmp_path / "result.json").read_text())["state"]["methods"][0]["tally"]
+    kept = json.loads((tmp_path / "result.json").read_text())["state"]["tallies"][0]
     found = result.guarantee
     assert (found.method, found.kind) == ("per-shard budget", "fixed")
     assert {e for _, e in result.curve} == {found.epsilon} and found.epsilon <= epsilon
@@ -241,7 +232,7 @@ def test_members_speak_about_the_active_vocabulary(demo_ensemble: Path) -> None:
     assert math.log(found.perplexity) == pytest.approx(float(losses.mean()), abs=1e-6)
 
 
-# Windows and runs.
+# Windows.
 
 
 def contexts(length: int, block: int, stride: int | None) -> dict[int, int]:
@@ -286,81 +277,18 @@ def test_every_token_is_scored_once_with_its_context(
         assert result.perplexity == pytest.approx(math.exp(total / len(starts)), rel=1e-9)
 
 
-@pytest.mark.parametrize("stride", [None, 5])
-def test_runs_are_disjoint_and_as_many_as_there_are(stride: int | None) -> None:
-    block = 8
-    for length in range(9, 90, 3):
-        for queries in (None, 1, 7, 8, 9, 20):
-            most = 0
-            for runs in range(1, 12):
-                try:
-                    found, total = plan_runs(
-                        range(length), None, block, queries, runs=runs, stride=stride
-                    )
-                except ValueError:
-                    continue
-                assert runs == 1 or most == runs - 1  # fewer runs never raise
-                most = runs
-                assert len(found) == runs
-                assert queries in (None, total)
-                read = [{t for w in run for t in range(w.start, w.stop)} for run in found]
-                assert sum(map(len, read)) == len(set().union(*read))
-                assert set().union(*read) <= set(range(length))
-                for run in found:
-                    assert sum(w.queries for w in run) == total
-                    assert run[0].start % block == 0
-            if queries is not None and queries < block and most:
-                assert most == length // block  # whole blocks
-
-
-def test_runs_answer_as_if_each_were_alone() -> None:
-    """Every run has its own text, accountant, budgets and randomness; mean and deviation."""
-    tokens = stream(400)
-    mechanisms: dict[str, Mechanism] = {
-        "public": PublicOnly(), "unprotected": Unprotected(), "noisy": PaperRule(**vars(NOISY)),
-        "pool": ClippedLogPool(-0.5, 0.5, 2.0), "pmixed": PMixED(8.0, DELTA, 90, 6.0),
-    }  # fmt: skip
-    settings: dict[str, Any] = dict(block=50, queries=90, epsilon={"pool": 8.0})
-    runs = run(FakeEnsemble(), tokens, mechanisms, runs=3, rng=SeededRandom(5), **settings)
-    assert [one.name for one in runs] == list(mechanisms)
-    for number in range(3):
-        rng = SeededRandom(5) if number == 0 else SeededRandom(5).child(f"run {number}")
-        part = tokens[100 * number : 100 * (number + 1)]
-        alone = run(FakeEnsemble(), part, mechanisms, rng=rng, **settings)
-        for several, one in zip(runs, alone, strict=True):
-            found = several.runs[number]
-            assert (found.perplexity, found.guarantee, found.curve, found.screened) == (
-                one.perplexity, one.guarantee, one.curve, one.screened,
-            )  # fmt: skip
-    public, unprotected, noisy, pool, pmixed = runs
-    for one in runs:
-        values = [e.perplexity for e in one.runs]
-        mean = sum(values) / 3
-        assert one.perplexity_mean == pytest.approx(mean, rel=1e-12)
-        deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / 2)
-        assert one.perplexity_deviation == pytest.approx(deviation, rel=1e-9)
-        assert one.queries == 90 and [e.guarantee.queries for e in one.runs] == [90] * 3
-    assert unprotected.epsilon_mean is None and unprotected.epsilon_deviation is None
-    assert (public.epsilon_mean, public.epsilon_deviation) == (0.0, 0.0)
-    epsilons = [e.guarantee.epsilon for e in noisy.runs]
-    assert noisy.epsilon_mean == pytest.approx(statistics.fmean(epsilons))  # type: ignore[arg-type]
-    assert noisy.epsilon_deviation == pytest.approx(statistics.stdev(epsilons))  # type: ignore[type-var]
-    assert noisy.epsilon_deviation > 0
-    # No run begins with what another one has spent.
-    for one, other in zip(pool.runs, public.runs, strict=True):
-        assert one.perplexities[0] != other.perplexities[0]
-    assert {e.guarantee.method for e in pool.runs} == {"per-shard budget"}
-    assert pmixed.epsilon_deviation == 0.0
-
-
-def test_one_run_and_infinite_perplexities_have_no_deviation() -> None:
-    fake = FakeEnsemble()
-    (one,) = run(fake, stream(60), block=10)
-    assert one.perplexity_deviation is None and one.epsilon_deviation is None
-    assert one.perplexity_mean == one.perplexity
-    fake._token[:, 2] = -math.inf
-    (two,) = run(fake, stream(60), block=10, runs=2)
-    assert two.perplexity_mean == math.inf and two.perplexity_deviation is None
+@pytest.mark.parametrize("queries", [1, 2, 7, 8, 9, 16, 17, 24, 80])
+def test_a_curve_keeps_evenly_spaced_points_and_the_last(
+    queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("adapmixed.evaluation.loop._POSITIONS_PER_CALL", 1)
+    monkeypatch.setattr("adapmixed.evaluation.loop.CURVE_POINTS", 8)
+    (found,) = run(FakeEnsemble(), stream(queries + 1), block=queries + 1)
+    kept = [done for done, _ in found.curve]
+    assert kept == [done for done, _ in found.perplexities]
+    step = kept[0]
+    assert kept == [*range(step, queries + 1, step)] + ([queries] if queries % step else [])
+    assert step == 1 if queries <= 8 else 4 < len(kept) <= 9
 
 
 # Memory.

@@ -14,7 +14,7 @@ import pytest
 import torch
 from fake_ensemble import FakeEnsemble
 from processes import CHANGES, killed_before
-from result_cases import BLOCK, MECHANISMS, QUERIES, RUNS, answer, numbers, stream
+from result_cases import BLOCK, MECHANISMS, QUERIES, answer, numbers, stream
 
 from adapmixed.evaluation.loop import FORMAT_VERSION
 from adapmixed.rng import SecureRandom, SeededRandom
@@ -32,16 +32,16 @@ def windows_in(path: Path) -> int:
 
 @pytest.mark.slow
 def test_killed_before_every_change_of_the_disk(tmp_path: Path) -> None:
-    reference, windows = numbers(answer(runs=1)), -(-QUERIES // (BLOCK - 1))
+    reference, windows = numbers(answer()), -(-QUERIES // (BLOCK - 1))
     for number in itertools.count(1):
         path = tmp_path / f"{number}.json"
-        status = killed_before(lambda: answer(path, runs=1), number, CHANGES)  # noqa: B023
+        status = killed_before(lambda: answer(path), number, CHANGES)  # noqa: B023
         assert status in (0, -signal.SIGKILL)
         saved = max(number - 2, 0) // 5  # lock's open; open, fsync, replace, folder's open, fsync
         if path.exists():
             assert max(saved, 1) - 1 <= windows_in(path) <= windows
         ensemble = FakeEnsemble()
-        assert numbers(answer(path, ensemble=ensemble, runs=1)) == reference, number
+        assert numbers(answer(path, ensemble=ensemble)) == reference, number
         if status == 0:
             break
         # Saved windows are not answered again.
@@ -91,18 +91,17 @@ def interrupted(path: Path, windows: int, **changed: Any) -> None:
 def test_goes_on_with_new_noise(tmp_path: Path) -> None:
     """No noise is drawn twice after an interruption with seeded screening noise.
 
-    Diagnostics, too, are those of an uninterrupted evaluation.
+    The utility, too, is that of an uninterrupted evaluation.
     """
     path, two = tmp_path / "result.json", ("noisy", "budgeted")
-    only = dict(mechanisms={name: MECHANISMS[name] for name in two}, runs=1, diagnostics=True)
+    only = dict(mechanisms={name: MECHANISMS[name] for name in two}, diagnostics=True)
     interrupted(path, 2, **only)
     assert windows_in(path) == 1
     whole = answer(**only)
     for found in (answer(path, **only), answer(path, **only)):
         assert numbers(found) == numbers(whole)
         for one, other in zip(found, whole, strict=True):
-            assert one.diagnosis is not None and other.diagnosis is not None
-            assert one.diagnosis.report() == other.diagnosis.report()
+            assert one.utility == other.utility
 
 
 def test_secure_randomness_is_never_stored_nor_used_again(tmp_path: Path) -> None:
@@ -112,12 +111,12 @@ def test_secure_randomness_is_never_stored_nor_used_again(tmp_path: Path) -> Non
     class Watched(SecureRandom):
         def child(self, label: str) -> SecureRandom:
             made.append(SecureRandom())
-            return made[-1] if not label.startswith("run ") else self
+            return made[-1]
 
     interrupted(path, 4, rng=Watched())
     text = path.read_text(encoding="ascii")
     assert json.loads(text)["configuration"]["randomness"] is None
-    assert '"counter":null' in text and '"counter":0' not in text
+    assert '"position":null' in text and '"position":0' not in text
     first = len(made)
     assert any(source._next for source in made)
     runs = answer(path, rng=Watched())
@@ -142,7 +141,6 @@ CHANGED: dict[str, tuple[dict[str, Any], str]] = {
     "delta": (dict(delta=1e-6, epsilon={"budgeted": 8.0}), "delta is 1e-06"),
     "block": (dict(block=21), "block is 21"),
     "queries": (dict(queries=30), "queries is 30"),
-    "runs": (dict(runs=1), "runs is 1"),
     "text": (dict(tokens=stream(100, seed=2)), "text is"),
     "diagnostics": (dict(diagnostics=True), "diagnostics is true"),
     "mechanism": (
@@ -212,4 +210,4 @@ def test_the_file_is_not_written_more_often_than_asked(tmp_path: Path) -> None:
     interrupted(path, 4, save_seconds=1e6)
     assert windows_in(path) == 0
     assert numbers(answer(path, save_seconds=1e6)) == numbers(answer())
-    assert windows_in(path) == 2 * RUNS
+    assert windows_in(path) == -(-QUERIES // (BLOCK - 1))

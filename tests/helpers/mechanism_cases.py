@@ -25,7 +25,7 @@ from adapmixed.privacy import Event
 from adapmixed.rng import SeededRandom
 from adapmixed_ext import reference
 from adapmixed_lab.baselines import InvisibleInk, NoisyAggregation
-from adapmixed_lab.reproduce.published import PublishedPMixED
+from adapmixed_lab.reproduce.published import FixedLoss, PublishedPMixED
 
 SCREENED: dict[str, Any] = dict(
     order=3.0, target_leakage=0.05, screen_weight=0.5, sigma=0.06, threshold=0.3, screen_top_k=4
@@ -39,7 +39,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "adapmixed-public-screen": AdaPMixED(**SCREENED | dict(screen="public")),
     "adapmixed-no-screen": AdaPMixED(**SCREENED | dict(screen=None)),
     "adapmixed-add-remove": AdaPMixED(**SCREENED | dict(adjacency="add_remove")),
-    "adapmixed-fixed": AdaPMixED(**SCREENED | dict(loss="fixed")),
+    "adapmixed-fixed": FixedLoss(**SCREENED),
     "pmixed": PMixED(8.0, 1e-5, 100, 3.0),
     "pmixed-published": PublishedPMixED(8.0, 1e-5, 100, 3.0),
     "pmixed-published-subsampled": PublishedPMixED(8.0, 1e-5, 100, 3.0, sample_rate=0.4),

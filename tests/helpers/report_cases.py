@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from adapmixed.evaluation import Evaluation
+from adapmixed.evaluation import Evaluation, compared
 from adapmixed.evaluation.report import BLOCK, Report
 from adapmixed.privacy import Guarantee
 
@@ -85,7 +85,7 @@ def build(evaluations: list[Evaluation] | None = None, **changes: Any) -> Report
         "config": {"order": math.inf, "seed": 0},
         "environment": {"torch": "2"},
     }
-    return Report(evaluations or every_kind(), **(arguments | changes))
+    return Report(compared(evaluations or every_kind()), **(arguments | changes))
 
 
 def by_name(report: Report) -> dict[str, dict[str, Any]]:

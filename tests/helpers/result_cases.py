@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,14 +23,13 @@ from adapmixed.privacy.composition import ShardBudget
 from adapmixed.rng import SecureRandom, SeededRandom
 
 DELTA = 1e-5
-RUNS, BLOCK, QUERIES = 2, 20, 38
+BLOCK, QUERIES = 20, 76
 NOISY = AdaPMixED(order=3.0, target_leakage=0.05, screen_weight=0.5, sigma=0.05, threshold=0.3,
                   screen_top_k=4)  # fmt: skip
 MECHANISMS: dict[str, Mechanism] = {
     "public": PublicOnly(),
     "unprotected": Unprotected(),
     "noisy": NOISY,
-    "fixed": replace(NOISY, loss="fixed"),
     "pmixed": PMixED(8.0, DELTA, QUERIES, 6.0),
     "pool": ClippedLogPool(-0.5, 0.5, queries=QUERIES),
     "box": ClippedMixing(0.8, 1.5, queries=QUERIES),
@@ -58,7 +56,6 @@ def answer(
     settings: dict[str, Any] = dict(
         tokens=stream(length),
         mechanisms=MECHANISMS,
-        runs=RUNS,
         queries=QUERIES,
         delta=DELTA,
         rng=SeededRandom(3) if rng is None else rng,
@@ -76,6 +73,5 @@ def numbers(evaluations: list[Evaluation]) -> list[Any]:
     return [
         (e.name, e.perplexity, e.queries, e.guarantee, e.screened, e.curve, e.perplexities,
          dict(e.breakdown))
-        for one in evaluations
-        for e in one.runs
+        for e in evaluations
     ]  # fmt: skip

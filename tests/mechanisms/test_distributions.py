@@ -44,6 +44,7 @@ from adapmixed.privacy.costs import bounded_range_rho, clipped_mixing_pair
 from adapmixed.rng import SeededRandom
 from adapmixed_ext.reference import sampling_weights
 from adapmixed_lab.audit import search
+from adapmixed_lab.reproduce.published import FixedLoss
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -219,7 +220,7 @@ FIXED = [
     *(one for name, one in MECHANISMS.items() if name not in BASELINES),
     *(ClippedMixing(*box, queries=1) for box in BOXES),
     *(ClippedLogPool(*setting) for setting in POOLS),
-    *(AdaPMixED(*of, screen=None, loss="fixed") for of in [(6.0, 0.02), (2.0, 0.2)]),
+    *(FixedLoss(*of, screen=None) for of in [(6.0, 0.02), (2.0, 0.2)]),
     PMixED(8.0, 1e-5, 100, 6.0),
 ]
 EVENTS = [(one, stated(one, *logits(1), None)) for one in FIXED]

@@ -24,7 +24,6 @@ from adapmixed.privacy import (
     GaussianScreening,
     LeaveOneOutLoss,
     PublicAnswer,
-    RenyiBound,
 )
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed.rng import SecureRandom, SeededRandom
@@ -171,31 +170,6 @@ def test_noise_is_added_to_probabilities_among_all_tokens() -> None:
     assert torch.equal(answered_from_q(found), expected) and 5 < int(expected.sum()) < POSITIONS - 5
 
 
-def test_fixed_loss_is_charged_for_every_query() -> None:
-    private, public = ensemble()
-    mechanism = AdaPMixED(**(SETTINGS | dict(loss="fixed")))
-    proposal = propose(mechanism, private, public)
-    # log(1 + (e^{(order-1) R} - 1)/N) / (order - 1), R = 0.04 * 3
-    bound = math.log1p(math.expm1(2 * 0.12) / MODELS) / 2
-    (event,) = events_of(proposal, RenyiBound)
-    assert (event.order, event.num_models, event.queries) == (3.0, MODELS, POSITIONS)
-    assert not event.published
-    assert bound <= event.epsilon <= bound * (1 + 1e-12)
-    assert len(costs(proposal)) == 2
-    assert proposal._proposed.losses is None
-    # The answers are those of the data-dependent mechanism.
-    other = propose(AdaPMixED(**SETTINGS), private, public)
-    assert torch.equal(answered_from_q(proposal), answered_from_q(other))
-    assert torch.equal(uncharged(proposal).tokens, uncharged(other).tokens)
-    # The charge does not follow the outcome: the same when nothing passes.
-    nothing = propose(AdaPMixED(**(SETTINGS | dict(loss="fixed", threshold=0.0))), private, public)
-    assert stated(nothing) == stated(proposal)
-    accountant = Accountant(1e-5)
-    accountant.charge(nothing)
-    guarantee = accountant.guarantee()
-    assert (guarantee.kind, guarantee.adjacency) == ("fixed", "zero_out")
-
-
 # The paper's table: order, beta, sigma, lambda, threshold, top-k (N is the ensemble's).
 TABLE = {
     "wikitext-103": (18, 0.2, 1e-2, 1e-4, 4.5, 60),
@@ -211,7 +185,7 @@ def test_presets_are_the_papers_table() -> None:
         m = AdaPMixED.preset(name)
         assert (m.order, m.target_leakage, m.sigma, m.screen_weight) == (order, beta, sigma, weight)
         assert (m.threshold, m.screen_top_k) == (threshold, top_k)
-        assert (m.screen, m.loss, m.adjacency) == ("noisy", "data-dependent", "zero_out")
+        assert (m.screen, m.adjacency) == ("noisy", "zero_out")
         assert m.radius == beta * order
         private, public = ensemble()
         (loss,) = events_of(propose(m, private, public), LeaveOneOutLoss)

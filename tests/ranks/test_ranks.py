@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,16 @@ from adapmixed.rng import SeededRandom
 SHAPES: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.7, "top_k": 11})
 
 
-def served(ranks: Ranks) -> dict[str, Any]:
+def served(ranks: Ranks, active: int | None = None) -> dict[str, Any]:
     """Return what generation and evaluation release and charge."""
     found: dict[str, Any] = {}
     ensemble: Any = SpreadEnsemble(ranks, vocab=61)
     prompt = torch.tensor([[1, 2], [3, 4], [5, 6]])
     for name, (mechanism, epsilon) in MECHANISMS.items():
         accountant = Accountant(1e-5, epsilon=epsilon) if ranks.is_main else None
-        generator = PrivateGenerator(ensemble, mechanism, accountant, rng=SeededRandom(1, name))
+        generator = PrivateGenerator(
+            ensemble, mechanism, accountant, rng=SeededRandom(1, name), active=active
+        )
         tokens = [
             step
             for shape in SHAPES
@@ -45,16 +48,19 @@ def served(ranks: Ranks) -> dict[str, Any]:
     text = torch.randint(61, (30,), generator=torch.Generator().manual_seed(2)).tolist()
     for one in evaluate(
         ensemble, text, {name: mechanism for name, (mechanism, _) in MECHANISMS.items()},
-        delta=1e-5, rng=SeededRandom(3), block=16,
+        delta=1e-5, rng=SeededRandom(3), block=16, active=active,
         epsilon={name: epsilon for name, (_, epsilon) in MECHANISMS.items() if epsilon},
     ):  # fmt: skip
         found[f"{one.name}, evaluated"] = [one.perplexity, str(one.guarantee)]
     return found
 
 
-def test_generation_and_evaluation_charge_as_one_process(tmp_path: Path) -> None:
-    expected = served(ALONE)
-    main, *others = in_ranks(3, served, tmp_path)
+@pytest.mark.parametrize("active", [None, 40])
+def test_generation_and_evaluation_charge_as_one_process(
+    active: int | None, tmp_path: Path
+) -> None:
+    expected = served(ALONE, active)
+    main, *others = in_ranks(3, partial(served, active=active), tmp_path)
     assert main == expected
     told = {name: expected[name] for name in MECHANISMS}
     assert all({name: found[name] for name in told} == told for found in others)

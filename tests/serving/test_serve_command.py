@@ -243,7 +243,6 @@ MEMBERS, DELTA = 4, 1e-5
 KNOWN, UNKNOWN = Origin("ab" * 32, ()), Origin("ab" * 32, ("base",))
 GROWS = "has no limit and grows with every answer"
 DISJOINT, BASE = "Disjointness of the shards was not verified", "The public model was not compared"
-FIXED = "adapmixed loss=fixed target_leakage=0.02"
 WIDE = "clipped-log-pool lower=-0.25 upper=1 scale=2"
 BOX = "clipped-mixing lower=0.8 upper=1.5"
 CONFIDENCES = ("none", "0", "0.4", "1")
@@ -276,7 +275,6 @@ STATED: list[tuple[str, float | None, str, str]] = [
     ("pmixed epsilon=3 order=8 queries=50", None, "fixed", PLAN),
     ("public", None, "public", "the 7 answered queries"),
     ("unprotected", None, "none", "no privacy guarantee"),
-    (FIXED, None, "fixed", GROWS),
     *(
         (f"{WIDE} queries=none public_confidence={one}", None, "fixed", GROWS)
         for one in CONFIDENCES
@@ -329,7 +327,7 @@ def test_what_is_stated(text: str, epsilon: float | None, kind: str, words: str)
 
 @pytest.mark.parametrize(
     ("text", "epsilon"),
-    [(f"{WIDE} queries=9", None), (f"{WIDE} queries=none", None), (FIXED, None),
+    [(f"{WIDE} queries=9", None), (f"{WIDE} queries=none", None),
      (f"{WIDE} queries=none", 2.0), ("adapmixed", None)],
 )  # fmt: skip
 def test_caveats_of_the_ledger_and_of_the_ensemble(text: str, epsilon: float | None) -> None:
@@ -346,10 +344,9 @@ def test_a_plan_that_is_spent() -> None:
     assert promise(accountant, mechanism, MEMBERS, UNKNOWN) == str(accountant.guarantee())
 
 
-@pytest.mark.parametrize("loss", ["fixed", "data-dependent"])
 @pytest.mark.parametrize("screen", ["noisy", "public"])
-def test_the_gate_does_not_depend_on_chance(loss: str, screen: str) -> None:
+def test_the_gate_does_not_depend_on_chance(screen: str) -> None:
     """Noise decides which answers pass a screening, and the others are public."""
-    mechanism = made(f"adapmixed loss={loss} screen={screen} threshold=0 sigma=5")
+    mechanism = made(f"adapmixed screen={screen} threshold=0 sigma=5")
     kinds = {gated(mechanism).kind for _ in range(20)}
-    assert kinds == {"fixed" if loss == "fixed" else "data-dependent, ex-post"}
+    assert kinds == {"data-dependent, ex-post"}

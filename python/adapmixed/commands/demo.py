@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     start_server()  # it imports what training needs while this process imports the rest
     from adapmixed.data import demo_base
     from adapmixed.ensemble import Ensemble
-    from adapmixed.evaluation import evaluate
+    from adapmixed.evaluation import compared, evaluate
     from adapmixed.evaluation.report import Report, environment
     from adapmixed.mechanisms import Unprotected, UnprotectedPool
     from adapmixed.training.demo import CONFIG, NUM_MODELS, train_demo, train_whole
@@ -104,14 +104,14 @@ def run(arguments: argparse.Namespace) -> int:
     say("3 of 5: train one adapter on all text, a reference without privacy")
     whole = Ensemble.from_pretrained(base, train_whole(arguments.out, base))
     ensemble = Ensemble.from_pretrained(base, folder)
-    compared = methods(arguments.queries, ensemble.num_models)
+    asked = methods(arguments.queries, ensemble.num_models)
     # References without protection, of which the best one is shown.
     pools = {f"unprotected pool, κ = {scale:g}": UnprotectedPool(scale) for scale in POOL_SCALES}
-    say(f"4 of 5: score {arguments.queries:,} tokens with {len(compared | pools) + 1} methods")
+    say(f"4 of 5: score {arguments.queries:,} tokens with {len(asked | pools) + 1} methods")
     update, close = progress_bar(arguments.queries, "token")
     seed, of = arguments.seed, {"delta": DELTA, "queries": arguments.queries}
     evaluations = evaluate(
-        ensemble, tokens, compared | pools, rng=random_source(seed), progress=update, **of
+        ensemble, tokens, asked | pools, rng=random_source(seed), progress=update, **of
     )
     close()
     best = min(evaluations, key=lambda one: one.perplexity if one.name in pools else math.inf)
@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
     evaluations[2:2] = [best, *alone]  # after the public and the unprotected line
     say("5 of 5: draw a sample, and write the report")
     report = Report(
-        evaluations,
+        compared(evaluations),
         config={
             "command": "demo",
             "base": "built-in" if arguments.base is None else Path(base).name,
@@ -128,11 +128,11 @@ def run(arguments: argparse.Namespace) -> int:
             "num_models": ensemble.num_models,
             "queries": arguments.queries,
             "adjacency": "zero_out",
-            "mechanisms": {name: repr(m) for name, m in compared.items()},
+            "mechanisms": {name: repr(m) for name, m in asked.items()},
             "randomness": f"seeded ({arguments.seed}) for the evaluation, system for the sample",
         },
         environment=environment(),
-        sample=_sample(ensemble, compared),
+        sample=_sample(ensemble, asked),
     )
     try:
         print(f"wrote {laboratory('figures.html').write_page(report, arguments.out)[1]}")
@@ -148,23 +148,23 @@ def _tokens(base: str, queries: int) -> list[int]:
     """Return the tokens of the held-out text; raise ValueError if there are too few."""
     from adapmixed.data import held_out_text
     from adapmixed.ensemble.public_model import load_tokenizer, reading_base
-    from adapmixed.evaluation import plan_runs
+    from adapmixed.evaluation import plan_windows
     from adapmixed.text import token_stream
     from adapmixed.training.settings import base_facts
 
     with reading_base(base):
         facts = base_facts(base)
     tokens = token_stream(load_tokenizer(base), held_out_text())
-    plan_runs(tokens, facts.longest_block, None, queries, runs=1)
+    plan_windows(len(tokens), facts.longest_block, None, queries)
     return tokens
 
 
-def _sample(ensemble: Any, compared: dict[str, Mechanism]) -> dict[str, str]:
+def _sample(ensemble: Any, asked: dict[str, Mechanism]) -> dict[str, str]:
     """Return a short private continuation and its guarantee, drawn without a seed."""
     from adapmixed.generation import PrivateGenerator
     from adapmixed.privacy import Accountant
 
-    mechanism, accountant = compared["adapmixed"], Accountant(DELTA)
+    mechanism, accountant = asked["adapmixed"], Accountant(DELTA)
     generator = PrivateGenerator(ensemble, mechanism, accountant)
     (text,) = generator.generate(PROMPT, max_new_tokens=SAMPLE_TOKENS)
     return {

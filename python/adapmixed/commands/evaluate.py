@@ -45,14 +45,13 @@ class EvaluateOptions:
     report: Path | None = option(
         "PRIVATE: the report as a page, with figures (needs the extra lab)", metavar="FOLDER"
     )
-    queries: int | None = option("tokens to score in every run (default: the whole text)")
+    queries: int | None = option("tokens to score (default: the whole text)")
     block: int | None = option("tokens of a block (default: 512, or the model's window)")
     stride: int | None = option("tokens between overlapping windows (default: no overlap)")
-    runs: int = option("runs on disjoint parts of the text, shown as means", 1)
     result: Path | None = option(
         "PRIVATE: state of the evaluation, from which the same command goes on after a kill"
     )
-    diagnostics: bool = option("PRIVATE: add the utility theorem, weights and losses of members")
+    diagnostics: bool = option("PRIVATE: add the paper's utility theorem")
     seed: int | None = option("seed of the randomness (default: the system's)")
 
 
@@ -79,7 +78,7 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
         check_output("--json", arguments.json)
         check_output("--report", arguments.report, folder=True)
     page = laboratory("figures.html") if arguments.report and ranks.is_main else None
-    from adapmixed.evaluation import evaluate, plan_runs
+    from adapmixed.evaluation import evaluate, plan_windows
     from adapmixed.evaluation.report import Report, environment
     from adapmixed.text import read_text, token_stream
 
@@ -87,11 +86,12 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
     ensemble = load_ensemble(arguments, ranks)
     texts = [document.text for document in documents]
     tokens = token_stream(ensemble.tokenizer, texts, ensemble.vocab_size)
-    cut = {name: getattr(arguments, name) for name in ("block", "queries", "runs", "stride")}
-    total = plan_runs(tokens, ensemble.longest_text, **cut)[1]
+    cut = {name: getattr(arguments, name) for name in ("block", "queries", "stride")}
+    windows = plan_windows(len(tokens), ensemble.longest_text, **cut)
+    total = sum(one.queries for one in windows)
     asked = _mechanisms(arguments, total)
     losses = validation_losses(Path(arguments.ensemble))  # raises before the models run
-    update, close = progress_bar(total * arguments.runs, "token", shown=ranks.is_main)
+    update, close = progress_bar(total, "token", shown=ranks.is_main)
     names = "delta adjacency result diagnostics active"
     found = evaluate(
         ensemble,
@@ -107,7 +107,7 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
     close()
     if not ranks.is_main:
         return 0
-    names = "delta adjacency epsilon block stride runs active device dtype"
+    names = "delta adjacency epsilon block stride active device dtype"
     config: dict[str, object] = {
         "command": "evaluate",
         "base": str(arguments.base),
@@ -144,7 +144,7 @@ def _mechanisms(arguments: argparse.Namespace, queries: int) -> dict[str, Mechan
 
     Args:
         arguments: the command's arguments.
-        queries: tokens of a run; fixed guarantees are planned for them unless --mechanism says
+        queries: tokens to score; fixed guarantees are planned for them unless --mechanism says
             otherwise.
     """
     from adapmixed.mechanisms import PublicOnly, Unprotected

@@ -4,8 +4,7 @@ Perplexity reveals probabilities of the mixture, so it is for the operator and n
 release.
 """
 
-from adapmixed.evaluation.diagnostics import Diagnostics
-from adapmixed.evaluation.loop import evaluate, plan_runs
+from adapmixed.evaluation.loop import evaluate, plan_windows
 from adapmixed.evaluation.report import Evaluation, compared
 
-__all__ = ["Diagnostics", "Evaluation", "compared", "evaluate", "plan_runs"]
+__all__ = ["Evaluation", "compared", "evaluate", "plan_windows"]

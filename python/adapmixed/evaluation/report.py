@@ -10,33 +10,27 @@ import math
 import os
 import platform
 import re
-import statistics
 import textwrap
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adapmixed.files import write_file
 from adapmixed.privacy import Guarantee
-from adapmixed.privacy.events import READERS, from_json
 from adapmixed.privacy.guarantee import format_epsilon
 
-if TYPE_CHECKING:
-    from adapmixed.evaluation.diagnostics import Diagnostics
-
 BLOCK, MOST_BLOCKS, LEAST_BLOCKS = 64, 64, 8
-"""Least queries of a block, most blocks of a run, and least blocks of an interval."""
+"""Least queries of a block, most blocks of a text, and least blocks of an interval."""
 _RESAMPLES = 4000
 _ENTRIES = (
     "name perplexity change difference kept queries planned epsilon delta kind guarantee unit "
-    "adjacency method order screened tokens_per_second breakdown curve perplexities"
+    "adjacency method order screened tokens_per_second breakdown curve perplexities utility"
 )
 
 KIND_LABELS = {"published": "published, invalid"}
@@ -63,7 +57,7 @@ KEPT_WORDS = (
     "Gain kept: the share of the log-perplexity that the best method without protection gains over "
     "the public model, ± two standard errors by a jackknife over the same blocks."
 )
-REPORT_VERSION = 3
+REPORT_VERSION = 4
 
 UTILITY_TITLES = ("method", "gap", "mean bound", "bound")
 UTILITY_WORDS = (
@@ -75,55 +69,9 @@ UTILITY_WORDS = (
 )
 
 
-@dataclass
-class Curve:
-    """At most `most` points, evenly spaced over the calls, always with the last one.
-
-    If there would be more, every second point is dropped, and from then on only half as many calls
-    are kept. The choice of points depends only on the number of calls.
-
-    Attributes:
-        most: the largest number of points, even.
-        step: every how many calls a point is kept.
-        calls: number of calls so far.
-        points: (n, width), the kept points.
-        last: (1, width), the point of the last call; empty before the first.
-    """
-
-    most: int
-    step: int = 1
-    calls: int = 0
-    points: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
-    last: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
-
-    def add(self, point: Sequence[float]) -> None:
-        """Add the point of the next call."""
-        self.calls += 1
-        self.last = np.array([point])
-        if self.calls % self.step:
-            return
-        self.points = np.concatenate([self.points.reshape(-1, len(point)), self.last])
-        if len(self.points) > self.most:
-            self.points = self.points[1::2]
-            self.step *= 2
-
-    def all(self) -> NDArray[np.float64]:
-        """Return the points, in order."""
-        # Because `most` is even, the points belong to the calls that `step` divides.
-        ended = self.calls % self.step == 0
-        return self.points if ended else np.concatenate([self.points, self.last])
-
-
-READERS["Curve"] = partial(from_json, Curve)
-
-
 @dataclass(frozen=True)
 class Evaluation:
-    """The results of one mechanism on the text; with several runs, those of the first.
-
-    Every run has its own part of the text, its own randomness and its own accountant. As in the
-    paper, a guarantee covers its run alone. All runs query the same models, so the privacy costs of
-    all answers *together* are the sum over runs.
+    """The results of one mechanism on the text.
 
     Attributes:
         name: the name given in ``mechanisms``.
@@ -141,13 +89,13 @@ class Evaluation:
         perplexities: (queries, perplexity over the queries so far) at the same points. With a
             budget of every shard it approaches the public model's as shards spend their budgets.
         breakdown: the parts of ε in nats: "mixing", "screening", "conversion" and "total".
-        diagnosis: the totals of `evaluate(..., diagnostics=True)`, or None.
-        further: the results of the other runs.
+        utility: of `evaluate(..., diagnostics=True)` and for a mechanism with mixing weights: the
+            paper's utility theorem in nats per query, "bound", "mean_bound", "loss",
+            "ensemble_loss" and "gap"; else None.
         change: relative change of perplexity against the public model, the first result whose
-            guarantee is of kind "public"; None without one, if its perplexity is infinite, or with
-            several runs.
-        difference: of log-perplexity to the public model over all runs, from `paired_difference`;
-            None for the public model and without one.
+            guarantee is of kind "public"; None without one, or if its perplexity is infinite.
+        difference: of log-perplexity to the public model, from `paired_difference`; None for the
+            public model and without one.
         kept: the share of the gain without protection: {"of", "share", "error"}, the name of the
             best method without protection whose gain can be told from zero, and the result of
             `gain_kept`. Share and error are None if there is none. None for the public model, and
@@ -163,73 +111,16 @@ class Evaluation:
     curve: tuple[tuple[int, float | None], ...]
     perplexities: tuple[tuple[int, float], ...]
     breakdown: Mapping[str, float]
-    diagnosis: Diagnostics | None = None
-    further: tuple[Evaluation, ...] = ()
+    utility: Mapping[str, float | None] | None = None
     change: float | None = None
     difference: Mapping[str, Any] | None = None
     kept: Mapping[str, Any] | None = None
 
-    @property
-    def runs(self) -> tuple[Evaluation, ...]:
-        """The results of all runs."""
-        return (self, *self.further)
-
-    @property
-    def perplexity_mean(self) -> float:
-        """The mean over runs of the perplexity."""
-        return statistics.fmean(one.perplexity for one in self.runs)
-
-    @property
-    def perplexity_deviation(self) -> float | None:
-        """The sample standard deviation (n − 1) of the perplexity over runs.
-
-        None for one run, or if a perplexity is infinite.
-        """
-        return _deviation(one.perplexity for one in self.runs)
-
-    @property
-    def epsilon_mean(self) -> float | None:
-        """The mean over runs of ε, or None without a guarantee."""
-        found = [one.guarantee.epsilon for one in self.runs]
-        known = [value for value in found if value is not None]
-        return statistics.fmean(known) if len(known) == len(found) else None
-
-    @property
-    def epsilon_deviation(self) -> float | None:
-        """The sample standard deviation (n − 1) of ε over runs.
-
-        None for one run, or if an ε is missing or infinite.
-        """
-        return _deviation(one.guarantee.epsilon for one in self.runs)
-
     def to_json(self) -> dict[str, Any]:
-        """Return the entry of report.json for the first run; infinities are still floats."""
+        """Return the entry of report.json; infinities are still floats."""
         known = vars(self.guarantee) | vars(self)
         known |= {"planned": self.guarantee.budget, "guarantee": str(self.guarantee)}
-        entry = {name: known[name] for name in _ENTRIES.split()}
-        return entry | ({} if self.diagnosis is None else {"diagnostics": self.diagnosis.report()})
-
-    def runs_to_json(self) -> dict[str, Any]:
-        """Return the entry of report.json for all runs; infinities are still floats."""
-        first = self.to_json()
-        names = "name queries planned kind adjacency method"
-        return {name: first[name] for name in names.split()} | {
-            "perplexity": [one.perplexity for one in self.runs],
-            "perplexity_mean": self.perplexity_mean,
-            "perplexity_deviation": self.perplexity_deviation,
-            "difference": self.difference,
-            "kept": self.kept,
-            "epsilon": [one.guarantee.epsilon for one in self.runs],
-            "epsilon_mean": self.epsilon_mean,
-            "epsilon_deviation": self.epsilon_deviation,
-            "guarantees": [str(one.guarantee) for one in self.runs],
-        }
-
-
-def _deviation(values: Iterable[float | None]) -> float | None:
-    found = list(values)
-    finite = [value for value in found if value is not None and math.isfinite(value)]
-    return statistics.stdev(finite) if 1 < len(finite) == len(found) else None
+        return {name: known[name] for name in _ENTRIES.split()}
 
 
 def compared(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
@@ -239,15 +130,14 @@ def compared(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
         return [replace(one, change=None, difference=None, kept=None) for one in evaluations]
     free = [one for one in evaluations if one.guarantee.kind == "none"]
     told = [one for one in free if gain_kept(one, public, one) is not None] or free
-    losses = [math.fsum(math.log(run.perplexity) for run in one.runs) for one in told]
-    best = told[losses.index(min(losses))] if told else None
+    best = min(told, key=lambda one: one.perplexity, default=None)
     found = []
     for one in evaluations:
         change, difference, kept = None, None, None
-        if not one.further and math.isfinite(public.perplexity):
+        if math.isfinite(public.perplexity):
             change = one.perplexity / public.perplexity - 1.0
         if one.guarantee.kind != "public":
-            difference = paired_difference(one, public)
+            difference = paired_difference([one], [public])
         if best is not None and one is not public:
             share, error = gain_kept(one, public, best) or (None, None)
             kept = {"of": best.name, "share": share, "error": error}
@@ -256,17 +146,17 @@ def compared(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
 
 
 def paired_difference(
-    method: Evaluation, public: Evaluation
+    method: Sequence[Evaluation], public: Sequence[Evaluation]
 ) -> dict[str, float | int | None] | None:
     """Return how far a method's log-perplexity lies above the public model's on the same tokens.
 
-    The runs are cut into at most `MOST_BLOCKS` stretches of at least `BLOCK` queries. The interval
+    Each text is cut into at most `MOST_BLOCKS` stretches of at least `BLOCK` queries. The interval
     is a seeded block bootstrap's: the 2.5 % and 97.5 % quantiles of the mean over blocks that are
     drawn with replacement. It is about other text like this, for the same models.
 
     Args:
-        method: its results, of one run or several.
-        public: the public model's, of the same runs.
+        method: its results on one text, or on several.
+        public: the public model's on the same texts.
 
     Returns:
         "mean", "low" and "high" in nats per token, and "blocks". "low" and "high" are None with
@@ -296,8 +186,8 @@ def gain_kept(
         (share, its standard error by a jackknife over the blocks). None unless the interval of the
         reference's gain lies above zero, or if a perplexity is infinite.
     """
-    gain = paired_difference(reference, public)
-    own, whole = _gaps(method, public), _gaps(reference, public)
+    gain = paired_difference([reference], [public])
+    own, whole = _gaps([method], [public]), _gaps([reference], [public])
     if gain is None or own is None or whole is None or gain["high"] is None or gain["high"] >= 0:
         return None
     mine, theirs = own[1], whole[1]
@@ -306,14 +196,13 @@ def gain_kept(
     return float(mine.sum() / theirs.sum()), math.sqrt(squares)
 
 
-def _gaps(method: Evaluation, public: Evaluation) -> NDArray[np.float64] | None:
+def _gaps(method: Sequence[Evaluation], public: Sequence[Evaluation]) -> NDArray[np.float64] | None:
     """Return (2, blocks): the queries of each, and the method's loss above the public model's."""
-    values = [value for one in (*method.runs, *public.runs) for _, value in one.perplexities]
+    values = [value for one in (*method, *public) for _, value in one.perplexities]
     if not all(map(math.isfinite, values)):
         return None
-    pairs = [(_losses(m), _losses(p)) for m, p in zip(method.runs, public.runs, strict=True)]
-    counts = np.concatenate([own[:, 0] for own, _ in pairs])
-    return np.stack([counts, np.concatenate([own[:, 1] - other[:, 1] for own, other in pairs])])
+    own, other = (np.concatenate([_losses(one) for one in each]) for each in (method, public))
+    return np.stack([own[:, 0], own[:, 1] - other[:, 1]])
 
 
 def _losses(one: Evaluation) -> NDArray[np.float64]:
@@ -325,14 +214,13 @@ def _losses(one: Evaluation) -> NDArray[np.float64]:
 
 
 def row(one: Evaluation) -> list[str]:
-    """Return the cells of a result, in the order of `TITLES`; means if there are several runs."""
-    epsilon, deviation = show_epsilon(one.epsilon_mean), one.epsilon_deviation
+    """Return the cells of a result, in the order of `TITLES`."""
     return [
         one.name,
-        format_perplexity(one.perplexity_mean),
+        format_perplexity(one.perplexity),
         format_against(one.change, one.difference),
         format_kept(one.kept),
-        epsilon if deviation is None else f"{epsilon} ± {deviation:.2g}",
+        show_epsilon(one.guarantee.epsilon),
         covered(one),
         format_promise(one),
     ]
@@ -356,7 +244,7 @@ def format_promise(one: Evaluation) -> str:
 
 
 def covered(one: Evaluation) -> str:
-    """Return the tokens that ε covers in each run, or `MISSING` without an ε."""
+    """Return the tokens that ε covers, or `MISSING` without an ε."""
     if one.guarantee.kind in ("public", "none"):
         return MISSING
     if one.guarantee.method == "per-shard budget":
@@ -432,7 +320,7 @@ class Report:
     """The results of an evaluation, one per method, with what they were measured on.
 
     Attributes:
-        evaluations: with distinct names.
+        evaluations: with distinct names, compared with each other by :func:`compared`.
         config: settings of the run, as nested JSON values.
         environment: the result of :func:`environment`.
         sample: a generated text, or None: "text" and "guarantee", the sentence that covers it, and
@@ -446,16 +334,6 @@ class Report:
     sample: Mapping[str, str] | None = None
     validation: Sequence[Mapping[str, Any]] = ()
 
-    @cached_property
-    def methods(self) -> list[Evaluation]:
-        """The results of the first run, compared with each other."""
-        return compared([replace(one, further=()) for one in self.evaluations])
-
-    @cached_property
-    def runs(self) -> list[Evaluation]:
-        """The results of several runs, compared with each other; empty if there is one run."""
-        return compared(self.evaluations) if self.evaluations[0].further else []
-
     def to_json(self) -> dict[str, Any]:
         """Return the content of report.json, in strict JSON values with infinities as "inf".
 
@@ -464,13 +342,12 @@ class Report:
         """
         content = {
             "format_version": REPORT_VERSION,
-            "methods": [one.to_json() for one in self.methods],
+            "methods": [one.to_json() for one in self.evaluations],
             "sample": self.sample,
             "environment": self.environment,
             "config": self.config,
         }
         content |= {"validation": self.validation} if self.validation else {}
-        content |= {"runs": [one.runs_to_json() for one in self.runs]} if self.runs else {}
         strict: dict[str, Any] = plain(content, "report")
         return strict
 
@@ -485,41 +362,29 @@ class Report:
         """Return what the numbers are of: base, text, models and tokens, as far as known."""
         names = [self.config.get(name) for name in ("base", "text")]
         where = " on ".join(PurePath(name).name for name in names if isinstance(name, str))
-        count, runs = self.config.get("num_models"), len(self.evaluations[0].runs)
+        count = self.config.get("num_models")
         facts = [f"{count} models"] if count else []
-        tokens = f"{self.methods[0].queries:,} scored tokens"
-        facts.append(f"{runs} runs of " * (runs != 1) + tokens)
+        facts.append(f"{self.evaluations[0].queries:,} scored tokens")
         return f"{where}: {', '.join(facts)}".removeprefix(": ")
-
-    def runs_words(self) -> str:
-        """Return the sentences that explain the table of several runs."""
-        count, queries = len(self.runs[0].runs), self.runs[0].queries
-        return (
-            f"Means of {count} runs of {queries} queries, and ε ± its standard deviation (n − 1). "
-            "Every ε covers one run alone; it does not cover all runs together, whose costs add "
-            f"up. {INTERVAL_WORDS} {KEPT_WORDS}"
-        )
 
     def utility_rows(self) -> list[list[str]]:
         """Return the cells under `UTILITY_TITLES` of the methods that have such numbers."""
         found = []
-        for one in self.methods:
-            if one.diagnosis is not None and (utility := one.diagnosis.utility) is not None:
-                values = (utility[key] for key in ("gap", "mean_bound", "bound"))
+        for one in self.evaluations:
+            if one.utility is not None:
+                values = (one.utility[key] for key in ("gap", "mean_bound", "bound"))
                 cells = [MISSING if value is None else f"{value:.4g}" for value in values]
                 found.append([one.name, *cells])
         return found
 
     def text(self) -> str:
         """Return what was run, the tables and, at the end, the verdict on every mechanism."""
-        shown, words, which = self.methods, f"{INTERVAL_WORDS} {KEPT_WORDS}", ""
-        if self.runs:
-            shown, words, which = self.runs, self.runs_words(), ", run 1"
-        lines = [printable(self.words()), "", *aligned([TITLES, *map(row, shown)], NUMBERS)]
-        if which or any(one.difference and one.difference["low"] is not None for one in shown):
-            lines += ["", *textwrap.wrap(words, 100)]
-        for one in shown:
-            said = printable(f"{one.name}{which}: {one.guarantee}")
+        table = aligned([TITLES, *map(row, self.evaluations)], NUMBERS)
+        lines = [printable(self.words()), "", *table]
+        if any(one.difference and one.difference["low"] is not None for one in self.evaluations):
+            lines += ["", *textwrap.wrap(f"{INTERVAL_WORDS} {KEPT_WORDS}", 100)]
+        for one in self.evaluations:
+            said = printable(f"{one.name}: {one.guarantee}")
             lines += ["", textwrap.fill(said, 100, subsequent_indent="  ", break_on_hyphens=False)]
         if rows := self.utility_rows():
             lines += ["", "PRIVATE, for the operator: the utility theorem (nats per token)."]
@@ -530,7 +395,8 @@ class Report:
 
     def verdict(self) -> list[str]:
         """Return which share of the gain without protection each mechanism keeps, at which ε."""
-        methods, kinds = self.runs or self.methods, ("fixed", "data-dependent, ex-post")
+        kinds = ("fixed", "data-dependent, ex-post")
+        methods = self.evaluations
         rated = [(one, one.kept) for one in methods if one.guarantee.kind in kinds and one.kept]
         if not rated:
             return []
@@ -550,7 +416,7 @@ class Report:
             private = "" if one.guarantee.kind == "fixed" else " (a private number)"
             sentences.append(
                 f"{one.name} keeps {words} of what {called} gains, at ε = "
-                f"{show_epsilon(one.epsilon_mean)}{private} for {covered(one)}."
+                f"{show_epsilon(one.guarantee.epsilon)}{private} for {covered(one)}."
             )
         return sentences
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Never
 
 import torch
@@ -23,7 +23,7 @@ from adapmixed.limits import (
     check_type,
 )
 from adapmixed.mechanisms import Allowance, Mechanism, Origin, Rows, shaped
-from adapmixed.mechanisms.rows import check_shape, shaped_bytes
+from adapmixed.mechanisms.rows import answer_bytes, check_shape
 from adapmixed.privacy import Accountant, Guarantee
 from adapmixed.rng import SecureRandom
 from adapmixed.text import (
@@ -360,14 +360,7 @@ class PrivateGenerator:
 
         `Ensemble.decoder` calls it. Shaped rows are copied; with a temperature the copy is float32.
         """
-
-        def of_one(rows: int, vocab_size: int, element: int, active: int | None) -> int:
-            copied, width = shaped_bytes(
-                rows, vocab_size, element, temperature=temperature, top_k=top_k, active=active
-            )
-            return copied + self.mechanism.answer_bytes(width)
-
-        return of_one
+        return partial(answer_bytes, temperature=temperature, top_k=top_k)
 
     def stream_tokens(
         self,
@@ -502,8 +495,8 @@ class PrivateGenerator:
 
         def drawn() -> Tensor:
             assert whole is not None and self.accountant is not None  # on the main process
-            gathered = replace(rows, private=whole)
-            return charged(gathered, self.mechanism, self.accountant, self.rng, self.origin)
+            every = rows.of_all(whole)
+            return charged(every, self.mechanism, self.accountant, self.rng, self.origin)
 
         return ranks.tell(drawn, (len(rows.public),), torch.int64, rows.public.device).cpu()
 

@@ -80,7 +80,7 @@ class ClippedMixing(Mechanism):
         return "" if self.order is not None else "its charges need an order: ClippedMixing(order=8)"
 
     @property
-    def no_total(self) -> str:
+    def no_total(self) -> str:  # type: ignore[override]
         """The reason why there is no guarantee without `queries` or budgets; "" with `queries`."""
         if self.queries is not None:
             return ""

@@ -326,16 +326,10 @@ class Mechanism(ABC):
     name: ClassVar[str]
     no_budget: ClassVar[str] = ""
     """The reason why per-shard budgets cannot be kept; "" if they can."""
-
-    @property
-    def no_total(self) -> str:
-        """The reason why there is no guarantee without per-shard budgets; "" if there is one."""
-        return ""
-
-    @property
-    def no_replacement(self) -> str:
-        """The reason why there is no guarantee for replace-one; "" if there is one."""
-        return ""
+    no_total: ClassVar[str] = ""
+    """The reason why there is no guarantee without per-shard budgets; "" if there is one."""
+    no_replacement: ClassVar[str] = ""
+    """The reason why there is no guarantee for replace-one; "" if there is one."""
 
     @property
     def planned_queries(self) -> int | None:
@@ -368,17 +362,6 @@ class Mechanism(ABC):
         raise ValueError(
             f"mechanism must be ClippedLogPool to be charged in advance, got {type(self).__name__}"
         )
-
-    def answer_bytes(self, width: int) -> int:
-        """Return the largest number of bytes that one answer holds in addition to its logits.
-
-        By default these are a pool's log-weights, the probabilities and the data of the draw, four
-        times float64 for every column.
-
-        Args:
-            width: columns of a row.
-        """
-        return 4 * 8 * width
 
     def propose(
         self,

@@ -43,7 +43,6 @@ from adapmixed_ext.operators import screen_prepared
 from adapmixed_ext.types import RandomSource
 
 Screen = Literal["noisy", "public"]
-Loss = Literal["data-dependent", "fixed"]
 
 
 @dataclass(frozen=True)
@@ -65,13 +64,10 @@ class AdaPMixED(Mechanism):
         sigma: standard deviation σ ≥ 1e-6 of the screening noise.
         threshold: T_s ≥ 0 in nats. A query whose divergence is above it is answered from q.
         screen_top_k: k ≥ 1, number of public top tokens that are screened.
-        loss: "data-dependent" for the realised loss of every model, which gives an ex-post
-            statement. "fixed" for the sound data-independent bound under zero-out. It is charged
-            for every query, since a charge that follows the screening's outcome is not fixed.
         loss_orders: Rényi orders at which losses are recorded, public and fixed in advance. The
             accountant splits δ over them. An empty tuple means `order` alone, as in the paper.
         adjacency: "zero_out", or "add_remove" for the paper's leave-one-out, which divides by the
-            number of the other members. The fixed loss allows "zero_out" only.
+            number of the other members.
 
     Raises:
         ValueError: a setting is out of range, or the settings contradict each other.
@@ -82,6 +78,7 @@ class AdaPMixED(Mechanism):
         "its losses depend on the other members, and its screening tells a bit about all of them, "
         "which no member's charge covers; ClippedMixing and ClippedLogPool take one"
     )
+    no_replacement: ClassVar[str] = "a realised loss is about the removal of a member"
 
     order: float
     target_leakage: float
@@ -90,7 +87,6 @@ class AdaPMixED(Mechanism):
     sigma: float = 1e-2
     threshold: float = 4.5
     screen_top_k: int = 60
-    loss: Loss = "data-dependent"
     loss_orders: tuple[float, ...] = ()
     adjacency: Literal["zero_out", "add_remove"] = "zero_out"
 
@@ -103,7 +99,6 @@ class AdaPMixED(Mechanism):
                 "added before re-scaling: after it the stated sensitivity, √2 λ_s/N, would be too "
                 "small by the mass of the screened tokens"
             )
-        check_option("loss", self.loss, ("data-dependent", "fixed"))
         check_option("adjacency", self.adjacency, ("zero_out", "add_remove"))
         check_number("screen_weight", self.screen_weight, least=0.0, most=1.0)
         check_sigma(self.sigma)
@@ -119,23 +114,6 @@ class AdaPMixED(Mechanism):
                 f"loss_orders must be at most {MOST_ORDERS} distinct orders, got "
                 f"{self.loss_orders!r}"
             )
-        if self.loss == "fixed" and self.loss_orders:
-            raise ValueError(
-                f"loss_orders must be empty with loss='fixed', got {self.loss_orders!r}: the "
-                "fixed bound holds at the order of the ball alone"
-            )
-        if self.loss == "fixed" and self.adjacency == "add_remove":
-            raise ValueError(
-                "adjacency must be 'zero_out' with loss='fixed', got 'add_remove': the fixed bound "
-                "is proved for zero-out alone"
-            )
-
-    @property
-    def no_replacement(self) -> str:
-        """The reason why a realised loss has no guarantee for replace-one; "" for a fixed loss."""
-        if self.loss == "fixed":
-            return ""
-        return "a realised loss is about the removal of a member; loss='fixed' has a guarantee"
 
     @property
     def radius(self) -> float:
@@ -171,17 +149,9 @@ class AdaPMixED(Mechanism):
             # Line 8: the query is answered from q, so every member has weight 0.
             weight = torch.where(passed, projection.weight, 0.0)
             projection = replace(projection, weight=weight)
-        if self.loss == "fixed":
-            bound = sound_bound(self.order, self.radius, models)
-            events.append(RenyiBound(self.order, bound, models, positions))
-            return NextToken(rows, projection, tuple(events), ~passed)
         orders = self.loss_orders or (float(self.order),)
         losses = ops.leave_one_out(
-            rows.private,
-            rows.public,
-            projection,
-            orders=orders,
-            adjacency=self.adjacency,
+            rows.private, rows.public, projection, orders=orders, adjacency=self.adjacency
         )
         # Recorded even if nothing passed: the orders are fixed in advance, not by the outcome.
         answered = losses[:, passed].cpu().numpy()
@@ -275,7 +245,7 @@ class PMixED(Mechanism):
             )
 
     @property
-    def no_replacement(self) -> str:
+    def no_replacement(self) -> str:  # type: ignore[override]
         """The reason why an accountant of replace-one cannot be charged; "" if it can."""
         if self.adjacency == "replace_one":
             return ""

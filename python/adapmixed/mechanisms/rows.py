@@ -24,9 +24,8 @@ from adapmixed.limits import (
     check_active,
     check_optional_count,
     check_temperature,
-    check_type,
 )
-from adapmixed_ext.inputs import ensemble_logits, likeliest, log_sum_exp, near_log_sum_exp
+from adapmixed_ext.inputs import ensemble_logits, likeliest, log_sum_exp, near_log_sum_exp, of_type
 from adapmixed_ext.types import RandomSource
 
 
@@ -63,6 +62,12 @@ class Rows:
     def width(self) -> int:
         """k, the number of columns that are tokens."""
         return self.vocab_size if self.tokens is None else self.tokens.shape[1]
+
+    def of_all(self, private: Tensor) -> Rows:
+        """Return the rows with the private logits of all processes, in place of this one's."""
+        if private is self.private:
+            return self
+        return replace(self, private=private, spare=False, private_lse=None)
 
     def answerable(self) -> Rows:
         """Return rows for which no operator raises an error that depends on a private row.
@@ -126,18 +131,11 @@ class Rows:
 
     def check_targets(self, targets: Tensor) -> None:
         """Raise ValueError unless these are (B,) int64 tokens of the vocabulary."""
-        positions = len(self.public)
-        check_type("targets", targets, Tensor, "a torch.Tensor")
-        if targets.dtype != torch.int64 or tuple(targets.shape) != (positions,):
+        found = of_type("targets", targets, torch.int64, self.public.shape[:1], self.public)
+        outside = found[(found < 0) | (found >= self.vocab_size)]
+        if len(outside):
             raise ValueError(
-                f"targets must be torch.int64 of shape ({positions},), got {targets.dtype} "
-                f"{tuple(targets.shape)}"
-            )
-        outside = ((targets < 0) | (targets >= self.vocab_size)).nonzero()
-        if outside.numel():
-            at = int(outside[0])
-            raise ValueError(
-                f"targets[{at}] must be a token in [0, {self.vocab_size}), got {int(targets[at])}"
+                f"targets must be tokens in [0, {self.vocab_size}), got {int(outside[0])}"
             )
 
     def named(self, places: Tensor) -> Tensor:
@@ -248,7 +246,7 @@ def shaped(
                 known = likeliest(whole, support)
                 rest.fill_(-math.inf).scatter_(1, known, whole.gather(1, known))
             rest.scatter_(1, tokens, -math.inf)
-    if temperature != 1.0:  # this copy is counted in `shaped_bytes`
+    if temperature != 1.0:  # this copy is counted in `answer_bytes`
         private, public = (one.to(torch.float32, copy=True) for one in (private, public))
         rest = None if rest is None else rest.float()
     cut = tokens is not None or temperature != 1.0
@@ -355,33 +353,33 @@ def _divided(logits: Tensor, shift: Tensor, temperature: float) -> Tensor:
     return logits - shift if bool(shift.any()) else logits
 
 
-def shaped_bytes(
+def answer_bytes(
     rows: int,
     vocab_size: int,
     element: int,
+    active: int | None,
     *,
     temperature: float,
     top_k: int | None,
-    active: int | None,
-) -> tuple[int, int]:
-    """Return the bytes of the copies of one query's rows, and their columns.
+) -> int:
+    """Return the largest number of bytes that one answer holds in addition to its logits.
 
-    The rows are an ensemble's, which have the active tokens alone. The tail is counted.
+    These are copies of the rows, which are an ensemble's and have the active tokens alone, with
+    the tail; and a pool's log-weights, the probabilities and the data of the draw, four times
+    float64 for every column.
 
     Args:
         rows: N + 1.
         vocab_size: V.
         element: bytes of a logit.
-        temperature: as in :func:`shaped`.
-        top_k: as in :func:`shaped`.
-        active: as in :func:`shaped`.
+        active, temperature, top_k: as in :func:`shaped`.
     """
     support = min(vocab_size, top_k or vocab_size)
     speaking = min(vocab_size, active or vocab_size)
     kept = min(support, speaking)
     copied = (element if kept < speaking else 0) + (4 if temperature != 1.0 else 0)
     if kept == support:
-        return rows * kept * copied, kept
+        return rows * kept * copied + 32 * kept
     # In fp32 the tail takes a free column of the ensemble's own rows.
     tail = 4 if copied or element < 4 else 0
-    return rows * (kept + 1) * (copied + tail) + 12 * vocab_size, kept + 1
+    return rows * (kept + 1) * (copied + tail) + 12 * vocab_size + 32 * (kept + 1)

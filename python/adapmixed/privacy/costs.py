@@ -6,7 +6,7 @@
   (`clipped_mixing_pair`). With per-shard budgets, one member costs the charge that the operator
   `clip_project` returns (csrc/clip/formula.h).
 - PMixED with a ball of order α and radius R costs log(1 + (e^{(α-1)R} - 1)/N)/(α-1)
-  (`sound_bound`), and so does AdaPMixED with loss="fixed".
+  (`sound_bound`).
 - AdaPMixED costs the Rényi divergence between the answers with and without each member, which the
   operator `leave_one_out` returns (csrc/leave_one_out/formula.h). One screening costs
   α (λ_s/(Nσ))² (`screening_rho` has the factor of α).

@@ -26,7 +26,7 @@ from adapmixed.privacy.costs import (
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.audit import SLACK, Effort, Finding, search
 from adapmixed_lab.audit.search import FAR, Array
-from adapmixed_lab.reproduce.published import published_bound
+from adapmixed_lab.reproduce.published import FixedLoss, published_bound
 
 STEPS_PER_SECOND = 6.0  # of each search
 STARTS = 128
@@ -148,9 +148,9 @@ def _realised_target(mechanism: AdaPMixED, adjacency: str) -> Target:
     return Target(name, OWN_CHARGE, mechanism, (3, 3), ratio, adjacency, control, own)
 
 
-def _fixed(order: float, radius: float) -> AdaPMixED:
-    """Return AdaPMixED's projection with its fixed bound, which holds for zero-out alone."""
-    return AdaPMixED(order, radius / order, screen=None, loss="fixed")
+def _fixed(order: float, radius: float) -> FixedLoss:
+    """Return AdaPMixED's projection with a fixed bound, which holds for zero-out alone."""
+    return FixedLoss(order, radius / order, screen=None)
 
 
 def _fixed_target(order: float, models: int, adjacency: str) -> Target:
@@ -161,7 +161,7 @@ def _fixed_target(order: float, models: int, adjacency: str) -> Target:
     mechanism, rows = _fixed(order, 0.05 * order), (torch.zeros(models, 1, 2), torch.zeros(1, 2))
     events = mechanism.propose(*rows, rng=SeededRandom(0))._events
     (bound,) = (one.epsilon for one in events if isinstance(one, RenyiBound))
-    name = f"adapmixed, loss='fixed', α = {order:g}, N = {models}, {adjacency}"
+    name = f"adapmixed, fixed loss, α = {order:g}, N = {models}, {adjacency}"
     claim, ratio = "true D_α / the bound that is charged", divergences({order: bound})
     control = adjacency != "zero_out"
     return Target(name, claim, mechanism, (models, 2), ratio, adjacency, control)

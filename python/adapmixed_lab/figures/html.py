@@ -4,8 +4,7 @@ Figures are self-contained, too, and the same bytes for the same input.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -47,8 +46,6 @@ from adapmixed_lab.figures.style import (
 )
 
 _LINE = 0.17  # inches of a line of a legend
-_ROW = 1.75  # inches of the axes of one of several methods
-_EDGE = 0.055  # how far outside [0, 1] the bars of exactly 0 and 1 stand
 _OPERATOR = "For the operator only."
 
 
@@ -82,9 +79,8 @@ def render(report: Report, drawings: tuple[DrawnFigure, ...] = ()) -> str:
     """Return the page with these drawings, in which all text of the report is escaped."""
     page: str = template("report.html").render(
         report=report,
-        summary=[_SUMMARY, *map(_summary, report.methods)],
+        summary=[_SUMMARY, *map(_summary, report.evaluations)],
         words=f"{INTERVAL_WORDS} {KEPT_WORDS}",
-        runs=[TITLES, *map(row, report.runs)],
         utility=[UTILITY_TITLES, *report.utility_rows()],
         utility_words=UTILITY_WORDS,
         drawings=drawings,
@@ -132,15 +128,13 @@ def _badge(kind: str) -> Markup:
 def draw(report: Report) -> tuple[DrawnFigure, ...]:
     """Draw the figures that a report has data for.
 
-    These are ε over queries and perplexity over ε. Diagnostics add weights and charges of single
-    models. Records of the members' training add their validation losses.
+    These are ε over queries and perplexity over ε. Records of the members' training add their
+    validation losses.
     """
-    methods = report.methods
+    methods = report.evaluations
     drawings = (
         _draw_curves(methods),
         _draw_tradeoff(methods),
-        _draw_weights(methods),
-        _draw_charges(methods),
         _draw_validation(report.validation),
     )
     run = report.words()
@@ -173,7 +167,10 @@ def _draw_curves(methods: Sequence[Evaluation]) -> DrawnFigure | None:
         else:
             axes.set_ylim(bottom=0)
         axes.set_ylabel("ε (nats)")
-        _queries_axis(axes)
+        axes.set_xlim(left=0)
+        axes.set_xlabel("queries answered")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        number_axis(axes.yaxis)
         figure.legend(axes.get_lines(), labels, loc="outside lower left")
     caption = (
         "Solid lines are fixed guarantees: the planned ε from the first query on. Dashed lines are "
@@ -181,13 +178,6 @@ def _draw_curves(methods: Sequence[Evaluation]) -> DrawnFigure | None:
         "invalid."
     )
     return DrawnFigure("curves", "Privacy spent against queries answered", caption, figure)
-
-
-def _queries_axis(axes: Any) -> None:
-    axes.set_xlim(left=0)
-    axes.set_xlabel("queries answered")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    number_axis(axes.yaxis)
 
 
 def _alike(one: Sequence[tuple[int, float]], other: Sequence[tuple[int, float]]) -> bool:
@@ -286,64 +276,6 @@ def _coloured(methods: Sequence[Evaluation]) -> list[tuple[Evaluation, str]]:
     """Return the methods with a finite ε above 0, each with its colour in every figure."""
     shown = [method for method in methods if _has_budget(method)]
     return [(m, COLOURS[i % len(COLOURS)]) for i, m in enumerate(shown)]
-
-
-@contextmanager
-def _rows(found: Sequence[tuple[Evaluation, Any]], label: str) -> Iterator[tuple[Any, list[Any]]]:
-    """Yield a figure and its axes, one below the other, each with the name of a method."""
-    with canvas(0.9 + _ROW * len(found), len(found)) as (figure, grid):
-        each = list(getattr(grid, "flat", [grid]))
-        for axes, (method, _) in zip(each, found, strict=True):
-            axes.set_title(wrapped(method.name), fontsize=10, fontweight="normal")
-            axes.set_ylabel(label)
-        yield figure, each
-
-
-def _draw_weights(methods: Sequence[Evaluation]) -> DrawnFigure | None:
-    """Draw the distribution of the weights λ, for every method that has weights."""
-    found = [(m, d) for m in methods if (d := m.diagnosis) and d.weights.any()]
-    if not found:
-        return None
-    with _rows(found, "share (%)") as (figure, each):
-        for axes, (_, counted) in zip(each, found, strict=True):
-            shares = 100 * counted.weights / counted.weights.sum()
-            width = 1 / (len(shares) - 2)
-            centres = [(place + 0.5) * width for place in range(len(shares) - 2)]
-            axes.bar([-_EDGE, *centres, 1 + _EDGE], shares, 0.9 * width, color=COLOURS[0])
-            ticks = [-_EDGE, 0.2, 0.4, 0.6, 0.8, 1 + _EDGE]
-            axes.set_xticks(ticks, ["0", "0.2", "0.4", "0.6", "0.8", "1"])
-            axes.set_xlim(-0.11, 1.11)
-            axes.grid(False, axis="x")
-        each[-1].set_xlabel("weight λ: exactly 0, in bins between, exactly 1")
-    caption = (
-        "Bars are shares of all (model, query) pairs. At a weight of 1 a model answers unchanged, "
-        "and at 0 as the public model, as all do for a query that does not pass the screening. "
-        f"{_OPERATOR}"
-    )
-    return DrawnFigure("weights", "Mixing weights λ of the models", caption, figure)
-
-
-def _draw_charges(methods: Sequence[Evaluation]) -> DrawnFigure | None:
-    """Draw the charges of each model so far, for every method that charges models one by one."""
-    found = [(m, m.diagnosis.charges) for m in methods if m.diagnosis and m.diagnosis.charges]
-    if not found:
-        return None
-    with _rows(found, "charged so far") as (figure, each):
-        for axes, (_, charges) in zip(each, found, strict=True):
-            axes.plot(
-                [0, *(done for done, _ in charges)],
-                [[0.0] * len(charges[0][1]), *(row for _, row in charges)],
-                color=COLOURS[0], linewidth=0.6,
-            )  # fmt: skip
-            axes.set_ylim(bottom=0)
-            _queries_axis(axes)
-    caption = (
-        "Lines are single models. Values are realised "
-        "losses: Rényi divergences in nats at the mechanism’s first order, without the cost of "
-        "screening, which is the same for all models. Under a budget of every shard, values are "
-        f"the charges of each shard. {_OPERATOR}"
-    )
-    return DrawnFigure("charges", "Privacy loss of each model over time", caption, figure)
 
 
 def _draw_validation(validation: Sequence[Mapping[str, Any]]) -> DrawnFigure | None:

@@ -15,7 +15,10 @@ import scipy  # it loads scipy.stats on its first use
 
 from adapmixed.data import Corpus, Document, held_out_documents
 from adapmixed.data.corpus import HUB
-from adapmixed.evaluation import Evaluation, evaluate
+from adapmixed.evaluation import Evaluation, evaluate, plan_windows
+from adapmixed.evaluation.loop import block_of
+from adapmixed.evaluation.report import paired_difference
+from adapmixed.limits import check_count
 from adapmixed.mechanisms import Mechanism, PublicOnly, Unprotected, UnprotectedPool
 from adapmixed.rng import SeededRandom
 from adapmixed.text import token_stream
@@ -158,6 +161,22 @@ def load_inputs(sources: Sources, folder: Path, training: int, **run: Any) -> Te
     return Texts(sources, ensemble, tuple(stream[:kept]), name, tuple(stream[kept:]), **run)
 
 
+def stretches(inputs: Texts, runs: int, queries: int) -> list[tuple[int, ...]]:
+    """Return the text of every run, as many whole blocks as its queries need.
+
+    Raises:
+        ValueError: if the text is too short.
+    """
+    window = inputs.ensemble.longest_text
+    block = block_of(window, None)
+    size = -(-queries // (block - 1)) * block
+    starts = range(0, check_count("runs", runs) * size, max(1, size))
+    found = [inputs.tokens[start : start + size] for start in starts]
+    for text in found or [()]:
+        plan_windows(len(text), window, None, queries)
+    return found
+
+
 def compare(
     inputs: Texts,
     mechanisms: Mapping[str, Mechanism],
@@ -177,23 +196,32 @@ def compare(
         mechanisms: by name.
         queries: of each run.
         state: beginning of the names of state files.
-        runs: stretches of text, each with an accountant of its own.
+        runs: stretches of text, each with accountants and randomness of its own.
 
     Raises:
         ValueError: as `evaluate`.
     """
+    texts = stretches(inputs, runs, queries)
     # Loaded before anything is answered, so that a wrong folder raises early.
     loaded = {name: inputs.sources.load(one) for name, (one, _) in inputs.references.items()}
 
     def measured(
         ensemble: Ensemble, asked: Mapping[str, Mechanism], suffix: str = ""
     ) -> dict[str, Ours]:
-        found = evaluate(
-            ensemble, inputs.tokens, asked, runs=runs, queries=queries, delta=DELTA,
-            rng=SeededRandom(inputs.seed), active=None, progress=inputs.progress,
-            result=None if inputs.keep is None else inputs.keep / f"{state}{suffix}.state.json",
-        )  # fmt: skip
-        return {one.name: _ours(one, asked[one.name]) for one in found}
+        found = []
+        for run, text in enumerate(texts):
+            name, rng = f"{state}{suffix}", SeededRandom(inputs.seed)
+            if run:
+                name, rng = f"{name}-run-{run}", rng.child(f"run {run}")
+            kept = None if inputs.keep is None else inputs.keep / f"{name}.state.json"
+            found.append(
+                evaluate(
+                    ensemble, text, asked, queries=queries, delta=DELTA, rng=rng, active=None,
+                    progress=inputs.progress, result=kept,
+                )
+            )  # fmt: skip
+        same = dict(zip(asked, zip(*found, strict=True), strict=True))
+        return {name: _ours(own, same[PUBLIC], asked[name]) for name, own in same.items()}
 
     references: dict[str, Mechanism] = {PUBLIC: PublicOnly(), UNPROTECTED: Unprotected()}
     if inputs.pool is not None:
@@ -207,12 +235,10 @@ def compare(
     return lines | found
 
 
-def over_trainings(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return one line for the same method of several trainings, with the means of all numbers.
+def average(several: Sequence[Ours]) -> Ours:
+    """Return one line for the same method of several runs or trainings: means and deviations.
 
-    The sentence is that of the largest ε, and deviations are over trainings. "difference" becomes
-    the mean over trainings, with Student's 95 % interval. The text is the same, so the interval is
-    about other trainings and divisions.
+    The sentence is that of the largest ε.
     """
     found = dict(max(several, key=lambda one: float(one["epsilon"] or 0.0)))
     for key in found:
@@ -222,8 +248,17 @@ def over_trainings(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for name, key in (("perplexity", "perplexities"), ("epsilon", "epsilons")):
         found[key] = [one[name] for one in several]
         numbers = [math.inf if one is None else float(one) for one in found[key]]
-        spread = all(map(math.isfinite, numbers))
+        spread = len(numbers) > 1 and all(map(math.isfinite, numbers))
         found[f"{name}_deviation"] = statistics.stdev(numbers) if spread else None
+    return found
+
+
+def over_trainings(several: Sequence[Ours]) -> Ours:
+    """Return the average over trainings; "difference" has Student's 95 % interval of their mean.
+
+    The text is the same, so the interval is about other trainings and divisions.
+    """
+    found = average(several)
     gaps = [one["difference"]["mean"] for one in several if one.get("difference")]
     if len(gaps) == len(several):
         mean = statistics.fmean(gaps)
@@ -260,28 +295,27 @@ def merge(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _ours(found: Evaluation, mechanism: Mechanism) -> Ours:
-    """Return means and deviations over the runs, and the sentence of the largest ε.
-
-    `screened` counts queries of one run.
-    """
-    evaluations = found.runs
-    worst = max(evaluations, key=lambda one: one.guarantee.epsilon or 0.0)
-    said, count = worst.to_json(), len(evaluations)
-    return {
-        "perplexity": found.perplexity_mean,
-        "perplexity_deviation": found.perplexity_deviation,
-        "perplexities": [one.perplexity for one in evaluations],
-        "difference": found.difference,
-        "epsilon": found.epsilon_mean,
-        "epsilon_deviation": found.epsilon_deviation,
-        "epsilons": [one.guarantee.epsilon for one in evaluations],
-        **{name: said[name] for name in ("delta", "kind", "guarantee", "unit", "adjacency")},
-        "queries": found.queries,
-        "screened": sum(one.screened * one.queries for one in evaluations) / count,
-        "mechanism": repr(mechanism),
-        **{p: sum(one.breakdown[p] for one in evaluations) / count for p in worst.breakdown},
-    }
+def _ours(runs: Sequence[Evaluation], public: Sequence[Evaluation], mechanism: Mechanism) -> Ours:
+    """Return the average over the runs of a method; `screened` counts queries of one run."""
+    names = ("delta", "kind", "guarantee", "unit", "adjacency")
+    lines = [
+        {
+            "perplexity": one.perplexity,
+            "perplexity_deviation": None,
+            "perplexities": None,
+            "difference": None if runs is public else paired_difference(runs, public),
+            "epsilon": one.guarantee.epsilon,
+            "epsilon_deviation": None,
+            "epsilons": None,
+            **{name: value for name, value in one.to_json().items() if name in names},
+            "queries": one.queries,
+            "screened": one.screened * one.queries,
+            "mechanism": repr(mechanism),
+            **one.breakdown,
+        }
+        for one in runs
+    ]
+    return average(lines)
 
 
 def dp_line(folder: Path) -> tuple[str, Reference]:

@@ -1,4 +1,7 @@
-"""The paper's own analysis, to reproduce its numbers: no guarantee (docs/theory/errata.md)."""
+"""The paper's own analysis, to reproduce its numbers: no guarantee (docs/theory/errata.md).
+
+`FixedLoss` alone is sound: PMixED with a given β.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ import adapmixed_ext as ops
 from adapmixed.limits import check_count, check_number, check_optional_count
 from adapmixed.mechanisms import AdaPMixED, NextToken, PMixED, Rows
 from adapmixed.mechanisms.mechanism import public_token
-from adapmixed.privacy import LeaveOneOutLoss, RenyiBound
+from adapmixed.privacy import GaussianScreening, LeaveOneOutLoss, RenyiBound
 from adapmixed.privacy.costs import sound_bound
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit.search import last
@@ -114,10 +117,6 @@ class PublishedPMixED(PMixED):
         beta = published_target_leakage(self.order, self.per_query, num_models, self.sample_rate)
         return beta * self.order
 
-    def answer_bytes(self, width: int) -> int:
-        """Return the bytes of `Mechanism.answer_bytes` and those of three more float64 rows."""
-        return super().answer_bytes(width) + 3 * 8 * width
-
     def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
         models, positions = rows.private.shape[:2]
         event = RenyiBound(
@@ -187,3 +186,21 @@ class PaperRule(AdaPMixED):
             for event in prepared.events
         )
         return replace(prepared, events=events)
+
+
+@dataclass(frozen=True)
+class FixedLoss(AdaPMixED):
+    """AdaPMixED's answers at PMixED's sound, fixed price under zero-out; screened or not.
+
+    Every query is charged, since a charge that follows the screening's outcome is not fixed.
+    Attributes are as in AdaPMixED.
+    """
+
+    no_replacement: ClassVar[str] = ""
+
+    def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
+        found, (models, positions) = super()._prepare(rows, rng), rows.private.shape[:2]
+        bound = sound_bound(self.order, self.radius, models)
+        screening = tuple(one for one in found.events if isinstance(one, GaussianScreening))
+        event = RenyiBound(self.order, bound, models, positions)
+        return replace(found, events=(*screening, event), losses=None)

@@ -7,11 +7,17 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from adapmixed.evaluation import plan_runs
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED
 from adapmixed_lab.reproduce import paper
-from adapmixed_lab.reproduce.measure import EPSILON, PER_MODEL, PUBLISHED, Texts, compare
-from adapmixed_lab.reproduce.published import PaperRule, PublishedPMixED
+from adapmixed_lab.reproduce.measure import (
+    EPSILON,
+    PER_MODEL,
+    PUBLISHED,
+    Texts,
+    compare,
+    stretches,
+)
+from adapmixed_lab.reproduce.published import FixedLoss, PaperRule, PublishedPMixED
 from adapmixed_lab.reproduce.result import build_result, row, show_cost
 
 SMALLER = "AdaPMixED, β = 0.1"
@@ -106,7 +112,7 @@ def parts_of(
     long = usual if long_queries is None else long_queries
     parts = [(runs, queries), (1, long)][: 2 if long else 1]
     for count, asked in parts:
-        plan_runs(inputs.tokens, inputs.ensemble.longest_text, None, asked, runs=count)
+        stretches(inputs, count, asked)
     return parts
 
 
@@ -148,7 +154,7 @@ def _order_notes_1(rows: Sequence[Mapping[str, Any]], group: str) -> list[str]:
 def _methods_2(dataset: str, queries: int) -> dict[str, Mechanism]:
     """Return PMixED and AdaPMixED, each with and without screening.
 
-    PMixED at a given β and α under the sound bound is AdaPMixED's projection with the fixed loss.
+    PMixED at a given β and α under the sound bound is `FixedLoss`.
     Every query is charged, screened or not, because a charge that follows the outcome of screening
     would depend on private data. The published analysis is given the ε that the paper states.
     """
@@ -156,7 +162,7 @@ def _methods_2(dataset: str, queries: int) -> dict[str, Mechanism]:
     adaptive = replace(preset, adjacency="add_remove")  # as the paper's
     ball: dict[str, Any] = {"order": paper.PMIXED_ORDER, "target_leakage": paper.PMIXED_LEAKAGE}
     rule = PaperRule(**vars(adaptive))
-    fixed = replace(preset, **ball, loss="fixed", screen=None)
+    fixed = FixedLoss(**vars(preset) | ball | {"screen": None})
     return {
         PUBLISHED: PublishedPMixED(PUBLISHED_EPSILON, paper.DELTA, queries, paper.PMIXED_ORDER),
         paper.PMIXED: fixed,

@@ -1,4 +1,4 @@
-"""The report's page and figures, with diagnostics, and `adapmixed evaluate --report`."""
+"""The report's page and figures, and `adapmixed evaluate --report`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from markupsafe import escape
 from report_cases import HOSTILE, SAMPLE, Page, build, by_name, evaluation, every_kind
@@ -23,8 +21,8 @@ from adapmixed.commands.evaluate import validation_losses
 from adapmixed.data import demo_base
 from adapmixed.data.builtin import held_out_documents
 from adapmixed.ensemble import read_manifest, write_manifest
-from adapmixed.evaluation import Diagnostics, Evaluation
-from adapmixed.evaluation.report import Curve, Report
+from adapmixed.evaluation import Evaluation
+from adapmixed.evaluation.report import Report
 from adapmixed_lab.figures.html import draw, render, write_page
 
 
@@ -122,14 +120,14 @@ def page_of(*evaluations: Evaluation) -> str:
 def test_figures_are_the_same_bytes_and_leave_matplotlib_alone() -> None:
     import matplotlib
 
-    before, methods = dict(matplotlib.rcParams), [*every_kind()[2:5], *diagnosed()]
+    before, methods = dict(matplotlib.rcParams), every_kind()[2:5]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         first = draw(build(methods, validation=VALIDATION))
     assert dict(matplotlib.rcParams) == before
     names = [drawing.name for drawing in first]
-    assert names == ["curves", "tradeoff", "weights", "charges", "validation"]
-    assert all("For the operator only" in drawing.caption for drawing in first[2:])
+    assert names == ["curves", "tradeoff", "validation"]
+    assert "For the operator only" in first[2].caption
     with matplotlib.rc_context({"font.size": 20, "svg.fonttype": "none", "axes.grid": False}):
         again = draw(build(methods, validation=VALIDATION))
         assert [(d.svg, d.pdf) for d in again] == [(d.svg, d.pdf) for d in first]
@@ -161,35 +159,21 @@ def test_figures_appear_only_with_data_and_without_warnings() -> None:
     assert "infinite: lost" in caption
 
 
-# Diagnostics
+# The utility theorem, and the members' losses.
 
 
 FORMATS = Path(__file__).parents[2] / "formats"
 
 
-def diagnosis(models: int = 5, **changes: Any) -> Diagnostics:
-    curve = Curve(64)
-    for done in (60, 120):
-        curve.add((done, *(0.001 * done * (i + 1) for i in range(models))))
-    values: dict[str, Any] = dict(
-        queries=100,
-        screened=20,
-        sums=np.array([2.5, 75.0, 410.0, 400.0]),
-        weights=np.array([30.0, *[1.0] * 20, 50.0]),
-        curve=curve,
-    )
-    return Diagnostics(**(values | changes))
-
-
-def diagnosed() -> list[Evaluation]:
-    kind, zero = "data-dependent, ex-post", np.array([7.0, *[0.0] * 21])
-    edge = diagnosis(0, sums=np.full(4, math.inf), weights=zero, screened=7)
+def with_utility() -> list[Evaluation]:
+    names = ("bound", "mean_bound", "loss", "ensemble_loss", "gap")
+    some = dict(zip(names, (2.5, 0.75, 4.1, 4.0, 0.1), strict=True))
+    edge = dict.fromkeys(names, math.inf) | {"gap": None}
     return [
-        evaluation("public", "public", epsilon=0.0, diagnosis=Diagnostics()),
-        evaluation("some", kind, epsilon=1.0, diagnosis=diagnosis()),
-        evaluation("many", kind, epsilon=1.0, screened=0.2, diagnosis=diagnosis(200)),
-        evaluation("one" + HOSTILE, kind, epsilon=2.0, diagnosis=diagnosis(1)),
-        evaluation("edge", "fixed", epsilon=3.0, diagnosis=edge),
+        evaluation("public", "public", epsilon=0.0),
+        evaluation("some", "data-dependent, ex-post", epsilon=1.0, utility=some),
+        evaluation("one" + HOSTILE, "data-dependent, ex-post", epsilon=2.0, utility=some),
+        evaluation("edge", "fixed", epsilon=3.0, utility=edge),
     ]
 
 
@@ -199,18 +183,12 @@ VALIDATION = [
 
 
 def test_report_holds_what_was_found() -> None:
-    report = build(diagnosed(), validation=VALIDATION)
-    found = {name: one["diagnostics"] for name, one in by_name(report).items()}
-    assert found["some"]["utility"] == pytest.approx(
-        {"gap": 0.1, "bound": 2.5, "mean_bound": 0.75, "loss": 4.1, "ensemble_loss": 4.0}
-    )
-    assert found["some"]["weights"]["zero"] == 30 and len(found["some"]["weights"]["bins"]) == 20
-    assert [len(found[name]["charges"][-1][1]) for name in ("some", "many")] == [5, 200]
-    assert found["edge"]["utility"]["gap"] is None and found["edge"]["utility"]["bound"] == "inf"
-    assert found["public"]["utility"] is None
+    report = build(with_utility(), validation=VALIDATION)
+    found = {name: one["utility"] for name, one in by_name(report).items()}
+    assert found["some"] == with_utility()[1].utility and found["public"] is None
+    assert found["edge"]["gap"] is None and found["edge"]["bound"] == "inf"
     assert report.to_json()["validation"] == VALIDATION
     assert "validation" not in build().to_json()
-    assert "diagnostics" not in by_name(build())["public"]
     text = report.text()
     row = next(line for line in text.splitlines() if re.match(r"some +0\.1 ", line))
     assert row.split() == ["some", "0.1", "0.75", "2.5"]
@@ -237,12 +215,9 @@ def test_losses_come_from_the_members_folders(tmp_path: Path) -> None:
     assert validation_losses(tmp_path) == [expected]
 
 
-@pytest.mark.parametrize("options", [["--diagnostics"], ["--runs", "2"]])
 @pytest.mark.slow
 @pytest.mark.usefixtures("demo_ensemble")
-def test_evaluate_writes_the_page(
-    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluate_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ensemble, text, folder = (tmp_path / name for name in ("ensemble", "text.txt", "page"))
     ensemble.mkdir()
     whole = read_manifest(DEMO_ENSEMBLE)
@@ -257,25 +232,24 @@ def test_evaluate_writes_the_page(
     command = ["evaluate", "--base", str(demo_base()), "--ensemble", str(ensemble), "--text"]
     command += [str(text), "--queries", "20", "--block", "21", "--seed", "3", "--report"]
     run = tmp_path / "run.json"
-    assert main([*command, str(folder), "--json", str(run), *options]) == 0
+    assert main([*command, str(folder), "--json", str(run), "--diagnostics"]) == 0
     printed = capsys.readouterr()
     assert printed.err == f"wrote {folder / 'report.html'}\n"
     assert printed.out.splitlines()[-1].startswith("No share of the gain is stated")
     assert (folder / "report.json").read_bytes() == run.read_bytes()
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     assert {one["tokens_per_second"] for one in report["methods"]} == {None}
-    assert ("PRIVATE, for the operator: the utility" in printed.out) != ("runs" in report)
+    assert "PRIVATE, for the operator: the utility" in printed.out
     assert [one["loss"] for one in report["validation"]] == [4.25, 5.25]
     assert {"validation.svg", "validation.pdf"} <= {path.name for path in folder.iterdir()}
     assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
     assert report["environment"]["adapmixed"] and report["environment"]["processors"]
-    assert ("runs" in report) == ("--runs" in options)
     html, drawn = (folder / "report.html").read_text("utf-8"), sorted(folder.glob("*.svg"))
     assert all(path.read_text(encoding="utf-8").strip() in html for path in drawn)
     assert [path.stem for path in sorted(folder.glob("*.pdf"))] == [path.stem for path in drawn]
     page = Page(html)
     ids = [a["id"] for _, a in page.elements if "id" in a]
-    assert len(ids) == len(set(ids)) and ("theorem’s bound" in page.text) != ("runs" in report)
+    assert len(ids) == len(set(ids)) and "theorem’s bound" in page.text
     assert "No share of the gain is stated" in page.text and "text.txt: 2 models" in page.text
 
 

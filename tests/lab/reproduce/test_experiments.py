@@ -29,8 +29,10 @@ from adapmixed_lab.reproduce.measure import (
     WHOLE,
     WHOLE_NAME,
     Texts,
+    compare,
     dp_line,
     merge,
+    stretches,
 )
 from adapmixed_lab.reproduce.published import PaperRule
 from adapmixed_lab.reproduce.result import read_experiment, text
@@ -160,12 +162,24 @@ def test_one_adapter_on_all_text_is_a_reference(monkeypatch: pytest.MonkeyPatch)
     given = replace(inputs(), references={WHOLE: (Path("one"), {})})
     result = table1(given, parts_of(given, 2, 40, 0))
     (line,) = rows_of(result, WHOLE)
-    (alone,) = evaluate(
-        one, inputs().tokens, {"m": Unprotected()}, runs=2, queries=40, delta=1e-5,
-        rng=SeededRandom(0),
-    )  # fmt: skip
-    assert line["ours"]["perplexities"] == [e.perplexity for e in alone.runs]
+    found = [
+        evaluate(one, tokens, {"m": Unprotected()}, queries=40, delta=1e-5, rng=SeededRandom(0))[0]
+        for tokens in (given.tokens[:64], given.tokens[64:128])  # two blocks each
+    ]
+    assert line["ours"]["perplexities"] == [e.perplexity for e in found]
     assert line["ours"]["kind"] == "none" and line["ours"]["difference"] is not None
+
+
+def test_runs_have_texts_accountants_and_randomness_of_their_own() -> None:
+    given, noisy = inputs(), replace(PRESET, sigma=0.05, screen_weight=0.5, threshold=1.0)
+    found = compare(given, {"noisy": noisy}, 40, state="", runs=2)["noisy"]
+    sources = SeededRandom(0), SeededRandom(0).child("run 1")
+    for run, (tokens, rng) in enumerate(zip(stretches(given, 2, 40), sources, strict=True)):
+        assert tokens == given.tokens[64 * run : 64 * run + 64]
+        settings: Any = {"queries": 40, "delta": 1e-5, "active": None, "rng": rng}
+        (alone,) = evaluate(given.ensemble, tokens, {"noisy": noisy}, **settings)
+        assert 0 < alone.screened < 1 and alone.perplexity == found["perplexities"][run]
+        assert alone.guarantee.epsilon == found["epsilons"][run]
 
 
 def test_several_trainings_are_one_result() -> None:

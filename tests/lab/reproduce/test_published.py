@@ -14,11 +14,22 @@ import pytest
 import torch
 from exact import answered_from_q, costs, exactly, log_probs, losses, mixtures, stated, uncharged
 from oracle import one_way
-from paper_cases import DELTA, SEED, SETTINGS, answer, budget, ensemble, published, rows
+from paper_cases import (
+    DELTA,
+    MODELS,
+    POSITIONS,
+    SEED,
+    SETTINGS,
+    answer,
+    budget,
+    ensemble,
+    published,
+    rows,
+)
 from torch import Tensor
 
 import adapmixed_ext as ops
-from adapmixed.evaluation.diagnostics import Diagnostics
+from adapmixed.evaluation.utility import Utility
 from adapmixed.mechanisms import AdaPMixED
 from adapmixed.privacy import Accountant, LeaveOneOutLoss, RenyiBound
 from adapmixed.privacy.conversions import c_alpha
@@ -26,6 +37,7 @@ from adapmixed.privacy.costs import sound_bound
 from adapmixed.rng import SeededRandom
 from adapmixed_ext import reference
 from adapmixed_lab.reproduce.published import (
+    FixedLoss,
     PaperRule,
     published_bound,
     published_target_leakage,
@@ -84,16 +96,16 @@ def test_published_law_is_algorithm_2_with_the_subset_of_the_same_noise() -> Non
     assert event == expected_event
 
 
-def test_diagnostics_show_no_weights_of_subsets() -> None:
+def test_there_is_no_utility_of_subsets() -> None:
     """The utility theorem is about a mean over all members."""
     private, public = torch.randn(3, 4, 6), torch.randn(4, 6)
     targets = torch.zeros(4, dtype=torch.int64)
     mixed = []
     for rate in (1.0, 0.5):
-        mechanism, found = published(3.0, 0.02, sample_rate=rate), Diagnostics()
+        mechanism, found = published(3.0, 0.02, sample_rate=rate), Utility()
         proposal = mechanism.propose(private, public, targets=targets, rng=SeededRandom(0))
         found.add(proposal, uncharged(proposal), targets)
-        mixed.append(found.utility is not None)
+        mixed.append(found.report() is not None)
     assert mixed == [True, False]
 
 
@@ -233,7 +245,7 @@ def test_the_largest_loss_of_each_query_is_charged_to_all(screen: str | None) ->
     (event,) = (one for one in stated(proposal) if isinstance(one, LeaveOneOutLoss))
     largest = realised[:, passed].amax(0)
     assert event.loss[:, :, 0].tolist() == [largest.tolist()] * len(private)
-    # The other events, and the realised losses that diagnostics show, are AdaPMixED's own.
+    # The other events, and the realised losses, are AdaPMixED's own.
     own = inner.propose(private, public, rng=SeededRandom(SEED))
     assert torch.equal(losses(own), losses(proposal))
     others, same = (
@@ -251,3 +263,28 @@ def test_the_paper_rule_wants_one_order() -> None:
     with pytest.raises(ValueError, match=words):
         PaperRule(**vars(SCREENED) | {"loss_orders": (2.0, 3.0)})
     PaperRule(**vars(SCREENED) | {"loss_orders": (2.0,)})
+
+
+def test_fixed_loss_is_charged_for_every_query() -> None:
+    private, public = ensemble()
+    mechanism = FixedLoss(**SETTINGS)
+    proposal = answer(mechanism, private, public, SEED)
+    # log(1 + (e^{(order-1) R} - 1)/N) / (order - 1), R = 0.04 * 3
+    bound = math.log1p(math.expm1(2 * 0.12) / MODELS) / 2
+    (event,) = (one for one in stated(proposal) if isinstance(one, RenyiBound))
+    assert (event.order, event.num_models, event.queries) == (3.0, MODELS, POSITIONS)
+    assert not event.published
+    assert bound <= event.epsilon <= bound * (1 + 1e-12)
+    assert len(costs(proposal)) == 2
+    assert proposal._proposed.losses is None
+    # The answers are those of the data-dependent mechanism.
+    other = answer(AdaPMixED(**SETTINGS), private, public, SEED)
+    assert torch.equal(answered_from_q(proposal), answered_from_q(other))
+    assert torch.equal(uncharged(proposal).tokens, uncharged(other).tokens)
+    # The charge does not follow the outcome: the same when nothing passes.
+    nothing = answer(replace(mechanism, threshold=0.0), private, public, SEED)
+    assert stated(nothing) == stated(proposal)
+    accountant = Accountant(1e-5)
+    accountant.charge(nothing)
+    guarantee = accountant.guarantee()
+    assert (guarantee.kind, guarantee.adjacency) == ("fixed", "zero_out")

@@ -104,7 +104,8 @@ def test_full_scale_with_stand_ins(tmp_path: Path, capsys: pytest.CaptureFixture
     # The same command again reads what is kept: nothing is answered anew.
     kept = {path.name: path.read_bytes() for path in out.glob("*.state.json")}
     assert set(kept) == {
-        f"table1-{part}.state.json" for part in ("1", "1-alone-0", "2", "2-alone-0")
+        f"table1-{part}.state.json"
+        for part in ("1", "1-run-1", "1-alone-0", "1-alone-0-run-1", "2", "2-alone-0")
     }
     assert main(options) == 0
     assert result_of(out, "table1-wikitext-103.json")["rows"] == result["rows"]

@@ -1,4 +1,4 @@
-"""The utility theorem holds on all tables of logits; diagnostics are exact and bounded."""
+"""The utility theorem holds on all tables of logits, and answers are those without it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ import numpy as np
 import pytest
 import torch
 from fake_ensemble import FakeEnsemble
-from result_cases import DELTA, EPSILONS, MECHANISMS, NOISY, QUERIES, answer, numbers, stream
+from result_cases import DELTA, NOISY, answer, numbers, stream
 from torch import Tensor
 
-from adapmixed.evaluation import Diagnostics, Evaluation, evaluate
-from adapmixed.evaluation.diagnostics import BINS, utility_terms
-from adapmixed.evaluation.loop import CURVE_POINTS
-from adapmixed.evaluation.report import Curve
+from adapmixed.evaluation import Evaluation, evaluate
+from adapmixed.evaluation.utility import utility_terms
 from adapmixed.mechanisms import AdaPMixED, Mechanism, PMixED, Unprotected
-from adapmixed.privacy.composition import ShardBudget
 from adapmixed.rng import SeededRandom
 
 INF = math.inf
@@ -101,15 +98,9 @@ def diagnosed(
     return {one.name: one for one in found}
 
 
-def diagnosis(evaluation: Evaluation) -> Diagnostics:
-    assert evaluation.diagnosis is not None
-    return evaluation.diagnosis
-
-
 def utility_of(evaluation: Evaluation) -> dict[str, Any]:
-    utility = diagnosis(evaluation).utility
-    assert utility is not None
-    return utility
+    assert evaluation.utility is not None
+    return dict(evaluation.utility)
 
 
 def at_most(least: float, most: float) -> bool:
@@ -135,12 +126,8 @@ def test_what_the_edges_are() -> None:
     tokens = [0, 3] * 12  # reads 0 and 3, whose next are 3 and 0
     private, public = tables(0)
     found = diagnosed(TableEnsemble(*equal(0)), MIXING, tokens)["unscreened"]
-    utility, (zero, *bins, one) = utility_of(found), diagnosis(found).weights.tolist()
+    utility = utility_of(found)
     assert utility["bound"] == 0.0 and utility["gap"] == pytest.approx(0.0, abs=1e-14)
-    assert (one, zero, sum(bins)) == (3 * found.queries, 0, 0)
-    screened = diagnosed(TableEnsemble(private, public), MIXING, tokens)["always screened"]
-    assert screened.screened == 1.0
-    assert diagnosis(screened).weights[0] == diagnosis(screened).screened == 3 * screened.queries
     lacking = public.clone()
     lacking[:, 3] = -INF
     # The private models lack a token that the public model gives, so nothing can be lost.
@@ -168,54 +155,8 @@ def test_terms_where_a_probability_or_a_weight_is_zero() -> None:
         assert terms.tolist() == [expected]
 
 
-def test_weights_charges_and_screening_are_those_of_the_proposals() -> None:
-    mechanisms = {name: one for name, one in MECHANISMS.items() if name != "budgeted"}
-    found = diagnosed(FakeEnsemble(), mechanisms, stream(40), queries=QUERIES)
-    for name in ("public", "unprotected", "pool"):
-        told = diagnosis(found[name]).report()
-        assert told["utility"] is None and told["weights"] is None
-    assert diagnosis(found["pmixed"]).charges == []  # its charge is that of the whole ensemble
-    assert diagnosis(found["pool"]).charges == []  # planned beforehand, for all alike
-    one = found["noisy"]
-    weights = diagnosis(one).report()["weights"]
-    assert len(weights["bins"]) == BINS
-    assert weights["zero"] + sum(weights["bins"]) + weights["one"] == 3 * QUERIES
-    assert weights["screened"] == 3 * round(one.screened * QUERIES) > 0 < sum(weights["bins"])
-    done, charges = diagnosis(one).charges[-1]
-    assert done == QUERIES and max(charges) == pytest.approx(one.breakdown["mixing"], rel=1e-4)
-    # Answered again in a single proposal, the weights are the same.
-    rng = SeededRandom(5).child("adapmixed")
-    expected = torch.zeros(BINS + 2)
-    for start in (0, 20):
-        ids = torch.tensor([stream(40)[start : start + 20]])
-        private, public = FakeEnsemble().logits(ids[:, :-1])
-        proposal = NOISY.propose(private[:, 0], public[0], targets=ids[0, 1:], rng=rng)
-        projection: Any = proposal._proposed.projection
-        for weight in projection.weight.ravel().tolist():
-            place = 0 if weight == 0 else BINS + 1 if weight == 1 else int(weight * BINS) + 1
-            expected[place] += 1
-    assert diagnosis(one).weights.tolist() == expected.tolist()
-
-
-def test_members_are_charged_until_their_shards_have_spent_their_budgets() -> None:
-    """Results are the same with diagnostics and without."""
-    runs, plain = (answer(diagnostics=some, runs=1) for some in (True, False))
-    assert numbers(runs) == numbers(plain) and not any(one.diagnosis for one in plain)
-    one = next(one for one in runs if one.name == "budgeted")
-    budget = ShardBudget.for_epsilon(EPSILONS["budgeted"], DELTA, 4.0).amount
-    last = diagnosis(one).charges[-1][1]
-    assert len(last) == 3 and 0 < max(last) <= budget
-    assert all(a <= b for (_, a), (_, b) in zip(diagnosis(one).charges[:-1],
-               diagnosis(one).charges[1:], strict=True))  # fmt: skip
-
-
-@pytest.mark.parametrize("calls", [1, 2, 511, 512, 513, 1024, 1025, 1536, 5000])
-def test_a_curve_keeps_evenly_spaced_points_and_the_last(calls: int) -> None:
-    curve = Curve(CURVE_POINTS)
-    for call in range(1, calls + 1):
-        curve.add((call, float(call), 1.0))
-    kept = [int(call) for call in curve.all()[:, 0]]
-    step = kept[0]
-    assert kept == [*range(step, calls + 1, step)] + ([calls] if calls % step else [])
-    assert len(kept) <= CURVE_POINTS + 1
-    assert step == 1 if calls <= CURVE_POINTS else len(kept) > CURVE_POINTS // 2
+def test_answers_are_the_same_and_references_have_no_utility() -> None:
+    runs, plain = (answer(diagnostics=some) for some in (True, False))
+    assert numbers(runs) == numbers(plain) and not any(one.utility for one in plain)
+    mixing = [one.name for one in runs if one.utility is not None]
+    assert mixing == ["noisy", "pmixed"]
