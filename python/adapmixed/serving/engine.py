@@ -19,9 +19,9 @@ from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.lora import Logits
-from adapmixed.generation.generator import PrivateGenerator, charged
+from adapmixed.generation import PrivateGenerator
 from adapmixed.limits import DEFAULT_ACTIVE
-from adapmixed.mechanisms import Allowance, Mechanism, PublicOnly, shaped
+from adapmixed.mechanisms import Allowance, Mechanism, PublicOnly
 from adapmixed.privacy import Accountant
 from adapmixed_ext.types import RandomSource
 
@@ -106,16 +106,15 @@ class Drawing:
         rng: RandomSource | None = None,
     ) -> None:
         self._generator = PrivateGenerator(ensemble, mechanism, accountant, rng=rng, active=active)
-        self._rng, self._origin = self._generator.rng, self._generator.origin
-        self._mechanism, self._accountant = mechanism, accountant
-        models, seeded = ensemble.num_models, getattr(self._rng, "seeded", True)
-        of: dict[str, Any] = {"origin": self._origin, "seeded": seeded}
+        rng, free = self._generator.rng, Accountant(accountant.delta)
+        self._public = PrivateGenerator(ensemble, PublicOnly(), free, rng=rng, active=active)
+        models, seeded = ensemble.num_models, getattr(rng, "seeded", True)
+        of: dict[str, Any] = {"origin": self._generator.origin, "seeded": seeded}
         self._charge_ahead = partial(accountant.charge_ahead, mechanism, models, **of)
         self._allowance: Allowance | None = None  # None if charges depend on the rows
         if accountant.epsilon is None:
             with suppress(ValueError):
                 self._allowance = Allowance(mechanism, models, **of)
-        self._unpaid = Accountant(accountant.delta)  # for answers of the public model alone
         self._writer = ThreadPoolExecutor(1, "adapmixed-ledger")  # its thread starts when needed
 
     @contextmanager
@@ -160,17 +159,12 @@ class Drawing:
     def _answered(
         self, logits: Logits, temperature: float, top_k: int | None, alone: bool
     ) -> Tensor:
+        shape: dict[str, Any] = {"temperature": temperature, "top_k": top_k}
+        if not alone:
+            return self._generator.answer(*logits, self._allowance, **shape)
         private, public, tokens = logits
-        if alone:
-            said = public if tokens is None else public.gather(1, tokens)
-            private = said.expand(len(private), -1, -1)
-        rows = shaped(
-            private, public,
-            temperature=temperature, top_k=top_k, active=self._origin.active_tokens, tokens=tokens,
-        )  # fmt: skip
-        mechanism = PublicOnly() if alone else self._mechanism
-        payer = self._unpaid if alone else self._allowance or self._accountant
-        return charged(rows, mechanism, payer, self._rng, self._origin).cpu()
+        said = public if tokens is None else public.gather(1, tokens)
+        return self._public.answer(said.expand(len(private), -1, -1), public, tokens, **shape)
 
     def check_all_drawn(self) -> None:
         """Raise RuntimeError if a step drew less than it charged: that could pay for others."""
