@@ -30,7 +30,7 @@ _UNEVEN, _FEW = 2, 16
 _PART, _PART_EACH = 64, 4
 
 
-@dataclass
+@dataclass(eq=False)
 class _Batch:
     """Sequences of one decoder; `tokens` are the last ones released, None before the first."""
 
@@ -132,26 +132,31 @@ class BatchEngine:
             LedgerError: the charge could not be made durable. No token was released.
             RuntimeError: more was charged than released, which could pay for a later step.
         """
-        if not self._batches:
-            return []
-        running = [batch for batch in self._batches if batch.tokens is not None]
+        answering = [batch for batch in self._batches if batch.tokens is not None]  # one at most
         reading = next((batch for batch in self._batches if batch.tokens is None), None)
         part = None  # several prompts are short, and read as a whole
-        if running and reading is not None and len(reading.prompts) == 1:
-            part = _part(sum(len(batch.prompts) for batch in running))
-        answering = list(running)
+        if answering and reading is not None and len(reading.prompts) == 1:
+            part = _part(len(answering[0].prompts))
         if reading is not None and (part is None or reading.decoder.unread <= part):
             answering.append(reading)
         private = sum(not prompt.public for batch in answering for prompt in batch.prompts)
         with self._drawing.ahead(private):
-            self._advance()
+            for batch in answering:
+                if batch.tokens is not None:
+                    batch.decoder.append(batch.tokens)
             if reading is not None:
                 reading.decoder.read(part)
         released: list[tuple[Prompt, int]] = []
-        for batch in [one for one in self._batches if not one.decoder.unread]:
+        for batch in answering:
             batch.tokens = self._drawing.draw(batch.decoder.logits, batch.prompts)
             released += zip(batch.prompts, batch.tokens.tolist(), strict=True)
         self._drawing.check_all_drawn()
+        if len(answering) > 1:
+            first, joining = answering
+            first.decoder.join(joining.decoder)
+            first.prompts += joining.prompts
+            first.tokens = torch.tensor([token for _, token in released])
+            self._batches.remove(joining)
         return released
 
     def leave(self, ended: Collection[Prompt]) -> None:
@@ -165,19 +170,6 @@ class BatchEngine:
                 batch.decoder.drop(ends)
                 batch.prompts = [prompt for prompt in batch.prompts if prompt not in gone]
                 batch.tokens = None if batch.tokens is None else batch.tokens[~ends]
-
-    def _advance(self) -> None:
-        """Join all answered batches into one, and append the tokens that were released."""
-        answered = [batch for batch in self._batches if batch.tokens is not None]
-        if not answered:
-            return
-        first, *others = answered
-        for other in others:
-            first.decoder.join(other.decoder)
-            first.prompts += other.prompts
-        tokens = torch.cat([batch.tokens for batch in answered if batch.tokens is not None])
-        first.decoder.append(tokens)
-        self._batches = [first, *(batch for batch in self._batches if batch.tokens is None)]
 
     def _bytes(self, window: int) -> int:
         """Return the bytes that one sequence needs until it ends."""
