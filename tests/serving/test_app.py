@@ -145,8 +145,6 @@ def test_large_bodies(server: Served) -> None:
     assert check_error(client.post(COMPLETIONS, content=large).json(), 413)["code"] == "too_large"
     parts = (large[start : start + 1000] for start in range(0, len(large), 1000))
     assert client.post(COMPLETIONS, content=parts).status_code == 413
-    answer = client.post(COMPLETIONS, content=b"{}", headers={"content-length": "9" * 30})
-    assert answer.status_code == 413
 
 
 def test_a_page_of_another_site_cannot_spend_the_budget(server: Served) -> None:

@@ -176,7 +176,7 @@ def test_the_line_is_about_the_whole_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Over two runs. It had the ε of one answer beside the number of all."""
-    monkeypatch.setattr(app.Listener, "run", lambda self, sockets: self._ready())
+    monkeypatch.setattr(app.Listener, "run", lambda self, sockets: None)
     ledger = tmp_path / "ledger"
     common = [*MODELS, "--mechanism", f"{UNPLANNED} queries=none", "--ledger", str(ledger)]
     assert main(["serve", "--port", "0", *common]) == 2 and not ledger.exists()

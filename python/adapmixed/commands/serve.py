@@ -14,7 +14,6 @@ import signal
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,7 +139,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     from adapmixed.privacy import Accountant
     from adapmixed.ranks import ALONE
     from adapmixed.serving.admission import Admission, Clients, read_keys
-    from adapmixed.serving.app import Listener, Service, bound, raise_file_limit, url_of
+    from adapmixed.serving.app import Listener, Service, bound, raise_file_limit
     from adapmixed.serving.batch import BatchEngine
     from adapmixed.serving.fields import ServedModel
     from adapmixed.serving.metrics import LOOPBACK
@@ -194,13 +193,15 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     planned = admission.left is not None
     left = f" {admission.left} tokens are left of the plan." if planned else ""
     left += " Then the public model answers." if then_public else ""
-    url = url_of(listening, tls=arguments.tls is not None)
+    host, port = listening.getsockname()[:2]
+    url = f"http{'s' * bool(arguments.tls)}://{f'[{host}]' if ':' in host else host}:{port}/v1"
     every = all_ledgers(arguments.ensemble, arguments.ledger)
     if every and accountant.guarantee().kind == "public":  # the first token costs a whole plan
         every = f"Before the first private token of this one: {every}"
     line = f"Serving {model.name} at {url}. {promise(accountant, *of)}{left} {every}"
-    ready = partial(print, line.rstrip(), file=sys.stderr, flush=True)
-    Listener(service, ready, tls=arguments.tls).run(sockets=[listening])
+    listening.listen()
+    print(line.rstrip(), file=sys.stderr, flush=True)
+    Listener(service, tls=arguments.tls).run(sockets=[listening])
     return 1 if service.scheduler.failed else 0
 
 

@@ -52,8 +52,8 @@ MAX_BODY = 1 << 20
 BODY_SECONDS = 60.0
 """Seconds that a client may take to send its body."""
 
-READERS, UNREAD = 2, 64
-"""Number of requests that are tokenized at the same time, and that may wait for it."""
+UNREAD = 64
+"""Number of requests that may wait until they are tokenized, one at a time."""
 
 OPEN_PATH = "/health"
 """The path that needs no key."""
@@ -94,8 +94,7 @@ class Service:
         self.scheduler = Scheduler(engine)
         self.metrics = Metrics(self.scheduler, admission)
         self._created = int(time.time())
-        self._readers, self._unread = asyncio.Semaphore(READERS), 0
-        self._turn = asyncio.Lock()
+        self._turn, self._unread = asyncio.Lock(), 0
         self._handlers: dict[str, tuple[str, Callable[[Request, Key], Awaitable[Any]]]] = {
             "/v1/completions": ("POST", partial(self._answer, chat=False)),
             "/v1/chat/completions": ("POST", partial(self._answer, chat=True)),
@@ -129,6 +128,8 @@ class Service:
                 await response(scope, receive, counted)
             except RequestError as error:
                 await error.response()(scope, receive, counted)
+        except ClientDisconnect:
+            pass
         except Exception as error:
             _LOG.error("a request has failed: %s", _place(error))
             if not status:
@@ -156,45 +157,37 @@ class Service:
             raise RequestError(401, message, "invalid_api_key", headers=given)
         return key
 
-    async def _answer(self, request: Request, key: Key, *, chat: bool) -> Any:
-        """Return the response to a query, which is an ASGI application."""
-        try:
-            body = await _body(request)
-        except ClientDisconnect:
-            return Response(status_code=499)
+    async def _answer(self, request: Request, key: Key, *, chat: bool) -> Reply:
+        """Return the answer to a query, which is an ASGI application.
+
+        Requests are read and admitted one at a time, so that what was checked holds.
+
+        Raises:
+            RequestError: 400 for a fault of the request; 503 if the queue is full, the server
+                stops, or others have reserved the tokens that are left; 429 if the client asks too
+                often, or if the plan or the key has too few tokens left. Nothing is reserved then.
+        """
+        body = await _body(request)
         if self._unread >= UNREAD:
             raise queue_full()
         self._unread += 1
         try:
-            async with self._readers:  # reading may take long, so not in the event loop's thread
-                query = await asyncio.to_thread(
-                    lambda: query_of(parsed(body), self._model, key, chat=chat)
-                )
+            async with self._turn:
+                query = await asyncio.to_thread(self._admitted, body, key, chat)
+                try:
+                    answer = Reply(query, self.admission, self.metrics, self._model)
+                    self.scheduler.submit(answer)
+                except BaseException:
+                    self.admission.free(query.tokens, key.name)
+                    raise
+                return answer
         finally:
             self._unread -= 1
-        return await self._begin(query, key)
 
-    async def _begin(self, query: Query, key: Key) -> Reply:
-        """Reserve, count and submit a request; one at a time, so that what was checked holds.
-
-        Raises:
-            RequestError: 503 if the queue is full, the server stops, or others have reserved the
-                tokens that are left; 429 if the client asks too often, or if the plan or the key
-                has too few tokens left. Nothing is reserved then.
-        """
-        async with self._turn:
-            self.scheduler.check_room(len(query.prompts))
-            query = await asyncio.to_thread(self._reserved, query, key)
-            try:
-                answer = Reply(query, self.admission, self.metrics, self._model)
-                self.scheduler.submit(answer)
-            except BaseException:
-                self.admission.free(query.tokens, key.name)
-                raise
-        return answer
-
-    def _reserved(self, query: Query, key: Key) -> Query:
+    def _admitted(self, body: bytes, key: Key, chat: bool) -> Query:
         """Return a query that can be paid for, and whose tokens are reserved."""
+        query = query_of(parsed(body), self._model, key, chat=chat)
+        self.scheduler.check_room(len(query.prompts))
         try:
             self.admission.reserve(query.tokens, key)
             return query
@@ -233,9 +226,6 @@ async def _body(request: Request) -> bytes:
         ClientDisconnect: the client has left.
     """
     too_large = RequestError(413, f"the body must have at most {MAX_BODY} bytes", "too_large")
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and (len(length) > 12 or int(length) > MAX_BODY):
-        raise too_large
     parts = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -308,13 +298,6 @@ def bound(host: str, port: int) -> socket.socket:
     return found
 
 
-def url_of(listening: socket.socket, *, tls: bool) -> str:
-    """Return the address that clients use, for an OpenAI client's `base_url`."""
-    host, port = listening.getsockname()[:2]
-    host = f"[{host}]" if ":" in host else host
-    return f"http{'s' if tls else ''}://{host}:{port}/v1"
-
-
 def raise_file_limit() -> None:
     """Allow as many open connections as the system lets this process have."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -349,17 +332,10 @@ class Listener(uvicorn.Server):
 
     Args:
         service: the application. Its scheduler is stopped before the last connections are closed.
-        ready: called once clients can connect.
         tls: files of a certificate and its private key; None without TLS.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        ready: Callable[[], None] = lambda: None,
-        *,
-        tls: Sequence[Path] | None = None,
-    ) -> None:
+    def __init__(self, service: Service, *, tls: Sequence[Path] | None = None) -> None:
         certificate, key = tls or (None, None)
         config = uvicorn.Config(
             service,
@@ -376,15 +352,8 @@ class Listener(uvicorn.Server):
             ssl_keyfile=key,
         )
         super().__init__(config)
-        self._scheduler, self._ready = service.scheduler, ready
-        self._signals = 0
+        self._scheduler, self._signals = service.scheduler, 0
         self._silent: dict[Any, float] = {}  # connections without a request, since when
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen. uvicorn calls this."""
-        await super().startup(sockets)
-        if not self.should_exit:
-            self._ready()
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to end. uvicorn calls this ten times a second."""
