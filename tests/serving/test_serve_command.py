@@ -142,7 +142,7 @@ def test_a_graceful_stop(twice: bool) -> None:
 
 def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a header keeps no connection, neither as the first request nor as a later one."""
-    monkeypatch.setattr(app, "HEADER_SECONDS", 0.5)
+    monkeypatch.setattr(app, "CLIENT_SECONDS", 0.5)
     half, whole = b"POST /v1/compl", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with served() as server, stoppable(server.app) as (_, _, port), ExitStack() as stack:
         opened = []

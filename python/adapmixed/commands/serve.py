@@ -31,6 +31,7 @@ from adapmixed.commands.options import (
     option,
     take_plan,
 )
+from adapmixed.errors import missing_extra
 from adapmixed.limits import check_count
 
 if TYPE_CHECKING:
@@ -105,9 +106,7 @@ def _check_extra(device: str) -> None:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"adapmixed serve needs {error.name}: pip install 'adapmixed[serve]'"
-        ) from None
+        raise missing_extra("adapmixed serve", str(error.name), "serve", error) from None
     if device == "vllm" and find_spec("vllm") is None:
         raise ValueError("--device vllm needs vllm, which is not installed here")
 
@@ -295,7 +294,7 @@ def promise(
     from adapmixed.privacy.guarantee import weak_warnings
 
     found = promised(accountant, mechanism, num_models, origin)
-    fixed = found.limited and found.kind in ("fixed", "public") and found.epsilon is not None
+    fixed = found.limited and found.kind in ("fixed", "public")
     if not found.limited:
         now = replace(accountant.guarantee(), caveats=found.caveats)
         so_far = [str(now)] if now.queries else replace(found, epsilon=math.inf).warnings

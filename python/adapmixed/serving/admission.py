@@ -27,7 +27,7 @@ from adapmixed.files import sole_writer, write_file
 from adapmixed.limits import check_optional_queries
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.ledger import WRITING, connected, translated
-from adapmixed.serving.errors import RequestError, spent
+from adapmixed.serving.errors import RequestError, loggable, spent
 
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism
@@ -264,7 +264,8 @@ class Admission:
 
     What was charged before is read from the accountant, so a restart begins with the ledger's count
     and no reservations. From then on each charged token moves from the reserved ones to the spent
-    ones in one step. So none counts twice. Any thread may call every method.
+    ones in one step. So none counts twice. Any thread may call every method, but one at a time
+    `reserve`.
 
     Args:
         accountant: charged by the engine alone, and bound to the mechanism.
@@ -307,14 +308,10 @@ class Admission:
             planned = self._mechanism.planned_queries
             if planned is not None and self._spent + self.reserved + tokens > planned:
                 raise RequestError(503, _RESERVED, "reserved", headers={"retry-after": "5"})
-            self.reserved += tokens
         if self.clients is not None:
-            try:
-                self.clients.admit(key, tokens)
-            except BaseException:
-                with self._lock:
-                    self.reserved -= tokens
-                raise
+            self.clients.admit(key, tokens)
+        with self._lock:
+            self.reserved += tokens
 
     def charged(self) -> None:
         """Count a token as spent, no longer as reserved."""
@@ -330,8 +327,7 @@ class Admission:
             try:
                 self.clients.give_back(client, tokens)
             except Exception as error:  # the key keeps them counted
-                name = type(error).__name__
-                _LOG.error("tokens of a key could not be given back: %s", name)
+                _LOG.error("tokens of a key could not be given back: %s", loggable(error))
 
     @property
     def left(self) -> int | None:

@@ -17,7 +17,6 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from adapmixed.errors import LedgerError
 from adapmixed.serving.admission import Admission
 from adapmixed.serving.engine import MOST_WAITING, Engine, Prompt
 from adapmixed.serving.errors import (
@@ -25,6 +24,7 @@ from adapmixed.serving.errors import (
     encoded,
     internal,
     json_response,
+    loggable,
     queue_full,
     stopping,
 )
@@ -67,7 +67,6 @@ class Reply:
             prompt: AnswerText(model.tokenizer, prompt.tokens, *ends, prompt.max_tokens)
             for prompt in query.prompts
         }
-        self._indices = {prompt: index for index, prompt in enumerate(query.prompts)}
         self.cancelled, self._released, self._reserved = False, 0, query.tokens
         self._begun, self._last = time.monotonic(), dict[Prompt, float]()
         self._loop = asyncio.get_running_loop()
@@ -97,7 +96,7 @@ class Reply:
             waited = now - self._last.get(prompt, self._begun)
             self._metrics.released(waited, first=prompt not in self._last)
             self._last[prompt] = now
-            self._deliver((self._indices[prompt], text, finish))
+            self._deliver((self.query.prompts.index(prompt), text, finish))
         return finish is not None
 
     def end(self, prompt: Prompt) -> None:
@@ -193,7 +192,7 @@ class Reply:
         except RequestError as error:
             yield _event(error.body)
         except Exception as error:
-            _LOG.error("a stream has failed: %s", type(error).__name__)
+            _LOG.error("a stream has failed: %s", loggable(error))
             yield _event(internal().body)
 
     def _bodies(self, text: str, finish: str | None) -> list[tuple[dict[str, Any], str | None]]:
@@ -321,7 +320,7 @@ class Scheduler:
                     self._step()
         except BaseException as error:  # also what would end the thread alone, without a word
             self.failed = True
-            _LOG.error("the engine has failed and answers no more: %s", _reason(error))
+            _LOG.error("the engine has failed and answers no more: %s", loggable(error))
         finally:
             with self._changed:
                 self._ended = True
@@ -334,12 +333,10 @@ class Scheduler:
     def _wait(self) -> bool:
         """Wait until there is something to do. Return False once the engine must stop."""
         with self._changed:
-            while not (self._running or self._waiting or self._deadline is not None):
-                self._changed.wait()
+            self._changed.wait_for(lambda: self._running or self._waiting or self.stopped)
             if self._deadline is None:
                 return True
-            busy = bool(self._running or self._waiting)
-            return busy and time.monotonic() < self._deadline
+            return bool(self._running or self._waiting) and time.monotonic() < self._deadline
 
     def _drop_cancelled(self) -> None:
         """Let the sequences of clients that have left leave the queue and the batch."""
@@ -377,9 +374,3 @@ class Scheduler:
             self._engine.leave(prompts)
             for prompt in prompts:
                 del self._running[prompt]
-
-
-def _reason(error: BaseException) -> str:
-    """Return what an operator's log may say of an error; other texts can name private values."""
-    name = type(error).__name__
-    return f"{name}: {error}" if isinstance(error, LedgerError) else name

@@ -12,7 +12,6 @@ import resource
 import socket
 import threading
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -32,13 +31,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from adapmixed.errors import BudgetSpentError, LedgerError
 from adapmixed.serving.admission import ANYONE, Admission, Key
 from adapmixed.serving.answers import Reply, Scheduler
-from adapmixed.serving.engine import Engine
+from adapmixed.serving.engine import MOST_WAITING, Engine
 from adapmixed.serving.errors import (
     RequestError,
     bad_request,
     encoded,
     internal,
     json_response,
+    loggable,
     queue_full,
     spent,
     stopping,
@@ -49,20 +49,12 @@ from adapmixed.serving.metrics import Metrics
 MAX_BODY = 1 << 20
 """Largest body of a request, in bytes."""
 
-BODY_SECONDS = 60.0
-"""Seconds that a client may take to send its body."""
-
-UNREAD = 64
-"""Number of requests that may wait until they are tokenized, one at a time."""
+CLIENT_SECONDS = 60.0
+"""Seconds that a client may take to send a header, to send a body, and to read more of an answer,
+where the system can tell."""
 
 OPEN_PATH = "/health"
 """The path that needs no key."""
-
-HEADER_SECONDS = 60.0
-"""Seconds that a connection may take until its first request has come."""
-
-SEND_SECONDS = 60.0
-"""Seconds that a client may take until it reads more of an answer, where the system can tell."""
 
 STOP_SECONDS = 30.0
 """Seconds that running answers have after a signal."""
@@ -131,7 +123,7 @@ class Service:
         except ClientDisconnect:
             pass
         except Exception as error:
-            _LOG.error("a request has failed: %s", _place(error))
+            _LOG.error("a request has failed: %s", loggable(error))
             if not status:
                 await internal().response()(scope, receive, counted)
         finally:
@@ -168,7 +160,7 @@ class Service:
                 often, or if the plan or the key has too few tokens left. Nothing is reserved then.
         """
         body = await _body(request)
-        if self._unread >= UNREAD:
+        if self._unread >= MOST_WAITING:
             raise queue_full()
         self._unread += 1
         try:
@@ -228,13 +220,13 @@ async def _body(request: Request) -> bytes:
     too_large = RequestError(413, f"the body must have at most {MAX_BODY} bytes", "too_large")
     parts = bytearray()
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(CLIENT_SECONDS):
             async for part in request.stream():
                 parts += part
                 if len(parts) > MAX_BODY:
                     raise too_large
     except TimeoutError:
-        message = f"the body must come within {BODY_SECONDS:g} seconds"
+        message = f"the body must come within {CLIENT_SECONDS:g} seconds"
         raise RequestError(408, message, headers={"connection": "close"}) from None
     return bytes(parts)
 
@@ -264,13 +256,6 @@ def is_loopback(host: str) -> bool:
     return host == "localhost"
 
 
-def _place(error: Exception) -> str:
-    """Return an error's type and place. Its text could hold a prompt or a private value."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" in {frames[-1].name}, line {frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}{place}"
-
-
 def bound(host: str, port: int) -> socket.socket:
     """Return a socket that is bound to an address, and does not listen yet.
 
@@ -294,7 +279,7 @@ def bound(host: str, port: int) -> socket.socket:
         found.close()
         raise OSError(error.errno, f"{error.strerror}: {host} port {port}") from None
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * SEND_SECONDS))
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * CLIENT_SECONDS))
     return found
 
 
@@ -368,7 +353,7 @@ class Listener(uvicorn.Server):
         silent = [one for one in connections if one.cycle is None or one.cycle.response_complete]
         self._silent = {one: self._silent.get(one, now) for one in silent}
         for one, since in self._silent.items():
-            if now - since > HEADER_SECONDS:
+            if now - since > CLIENT_SECONDS:
                 one.transport.close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
 from starlette.responses import Response
+
+from adapmixed.errors import LedgerError
 
 NO_RETRY: Mapping[str, str] = {"x-should-retry": "false"}
 
@@ -85,6 +88,15 @@ def internal() -> RequestError:
     """Return the error for a fault of the server. It says nothing about the cause."""
     message = "the server has made an error"
     return RequestError(500, message, "internal_error", headers=NO_RETRY)
+
+
+def loggable(error: BaseException) -> str:
+    """Return what a log may say of an error. Its text could hold a prompt or a private value."""
+    name = type(error).__name__
+    if isinstance(error, LedgerError):
+        return f"{name}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{name} in {frames[-1].name}, line {frames[-1].lineno}" if frames else name
 
 
 def shortened(value: object) -> str:

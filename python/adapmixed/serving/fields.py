@@ -34,7 +34,7 @@ SERVED = {False: _SERVED | {"prompt"}, True: _SERVED | {"messages", "max_complet
 IGNORED = frozenset({"user", "safety_identifier", "metadata"})
 """Fields that change nothing. They are neither read nor logged."""
 
-_UNKNOWN = "this server does not know it, and a field that it ignored could void the guarantee"
+_UNKNOWN = "this server does not offer it, and a field that it ignored could void the guarantee"
 _REASONS = {
     **REASONS,
     "n": (
@@ -42,15 +42,7 @@ _REASONS = {
     ),
     "seed": "whoever knows a seed can undo the randomness that protects the private data",
     "echo": "the prompt's tokens are no private answers, so this server does not return them",
-    **dict.fromkeys(
-        (
-            "store", "service_tier", "suffix", "tools", "tool_choice", "parallel_tool_calls",
-            "functions", "function_call", "modalities", "audio", "reasoning_effort", "verbosity",
-            "web_search_options",
-        ),
-        "this server does not offer it",
-    ),
-}  # fmt: skip
+}
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("min_p", "presence_penalty", "frequency_penalty", "min_tokens"), (0,)),
     **dict.fromkeys(("n", "top_p", "typical_p", "repetition_penalty", "length_penalty"), (1,)),
@@ -64,7 +56,9 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "suffix": ("",),
     "modalities": (["text"],),
 }
-REFUSED = {name: (_NEUTRAL.get(name, ()), reason) for name, reason in _REASONS.items()}
+REFUSED = {
+    name: (_NEUTRAL.get(name, ()), _REASONS.get(name, _UNKNOWN)) for name in _REASONS | _NEUTRAL
+}
 """Field that is not served -> (values without effect, the reason why others get 400)."""
 
 
