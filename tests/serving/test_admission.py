@@ -131,7 +131,7 @@ def test_the_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture
         file.unlink()
         assert status(carol) == 429
         said = [one.getMessage() for one in caplog.records]
-        assert [one[:19] for one in said] == ["the old keys stay: "] * 2 and str(file) in said[0]
+        assert [one[:19] for one in said] == ["the old keys stay: "] * 3 and str(file) in said[0]
         file.write_text(whole)
         for name in ("bob", "carol"):
             remove_key(file, name)
@@ -386,7 +386,7 @@ def test_a_key_loses_nothing_if_the_server_stops_before_its_answer(tmp_path: Pat
         admit = clients.admit
 
         def stopped(*counted: Any) -> None:
-            server.scheduler.stop(0)
+            server.scheduler.stop()
             admit(*counted)
 
         clients.admit = stopped  # type: ignore[method-assign]

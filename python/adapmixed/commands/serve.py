@@ -185,7 +185,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
         arguments.max_tokens,
     )
     service = Service(engine, model, admission, then_public=then_public)
-    stack.callback(service.scheduler.stop, 0.0)
+    stack.callback(service.scheduler.stop)
     if arguments.metrics_port is not None:
         figures.close()
         stack.callback(service.metrics.serve(arguments.metrics_port))

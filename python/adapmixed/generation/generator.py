@@ -54,7 +54,7 @@ class PrivateGenerator:
     """Private answers to prompts, with one mechanism and one accountant that is charged for all.
 
     The constructor binds the accountant to the mechanism and the ensemble. Several generators may
-    share one accountant. All arguments but `refused` are attributes, too.
+    share one accountant. All arguments are attributes, too.
 
     Args:
         ensemble: models that answer. They must have a tokenizer.
@@ -66,12 +66,10 @@ class PrivateGenerator:
             last token, in bytes. Weights and adapters are not included.
         active: K ≥ 2, number of the public model's likeliest tokens about which members speak. The
             others keep their public probability in every row. None, or V and more, for all tokens.
-        refused: options of other libraries, which raise because they would void the guarantee.
 
     Raises:
         ValueError: the ensemble has no tokenizer, an argument is not valid, the accountant cannot
             be charged for this mechanism and ensemble, or it has a ledger and the rng is seeded.
-        TypeError: an option is unknown.
     """
 
     def __init__(
@@ -83,9 +81,7 @@ class PrivateGenerator:
         rng: RandomSource | None = None,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         active: int | None = DEFAULT_ACTIVE,
-        **refused: Never,
     ) -> None:
-        refuse(refused)
         if not callable(getattr(ensemble, "decoder", None)):
             raise ValueError(
                 f"ensemble must be an Ensemble (Ensemble.from_pretrained), got {ensemble!r}"
@@ -308,9 +304,10 @@ class PrivateGenerator:
             BudgetSpentError: fewer queries are left of the mechanism's plan.
         """
         ensemble, accountant = self.ensemble, self.accountant
-        raised: list[BaseException] = []
+        raised: Exception | None = None
 
         def checked() -> Tensor:
+            nonlocal raised
             assert accountant is not None  # on the main process
             try:
                 accountant.check_seeded(getattr(self.rng, "seeded", True))
@@ -319,14 +316,13 @@ class PrivateGenerator:
                 accountant.bind(self.mechanism, *bound)
                 accountant.check_left(self.mechanism, queries)
             except Exception as error:
-                raised.append(error)
-            spent = any(isinstance(error, BudgetSpentError) for error in raised)
-            return torch.tensor([bool(raised), spent])
+                raised = error
+            return torch.tensor([raised is not None, isinstance(raised, BudgetSpentError)])
 
         found = ensemble.ranks.tell(checked, (2,), torch.bool, torch.device("cpu"))
         failed, spent = found.tolist()
-        if raised:
-            raise raised[0]
+        if raised is not None:
+            raise raised
         if failed:
             kind = BudgetSpentError if spent else ValueError
             raise kind("accountant cannot be charged: see the error of the main process")

@@ -164,8 +164,8 @@ class Clients:
     """
 
     def __init__(self, file: str | os.PathLike[str], ledger: str | os.PathLike[str]) -> None:
-        self._file, self._seen = file, _state(file)
-        self._keys, self._path = read_keys(file), os.path.realpath(ledger)
+        self._keys, self._file, self._path = read_keys(file), file, os.path.realpath(ledger)
+        self._seen: tuple[int, ...] | None = None  # what differs if the file has changed
         self._rates: dict[Key, tuple[float, float]] = {}  # requests left, and when
         with translated(self._path):
             self._database = connected(self._path)
@@ -176,14 +176,13 @@ class Clients:
         The file is read again once it has changed. If it is bad then, the old keys stay. Answers
         that run go on, and a key that stays as it was keeps its rate.
         """
-        if (state := _state(self._file)) != self._seen:
-            self._seen = state
-            try:
-                self._keys = read_keys(self._file)
-            except (ValueError, OSError) as error:
-                _LOG.error("the old keys stay: %s", error)
-                if isinstance(error, OSError):  # it may pass, as that of too many open files does
-                    self._seen = None
+        try:
+            now = os.stat(self._file)
+            state = now.st_ino, now.st_size, now.st_mtime_ns
+            if state != self._seen:
+                self._keys, self._seen = read_keys(self._file), state
+        except (ValueError, OSError) as error:
+            _LOG.error("the old keys stay: %s", error)
         scheme, _, secret = (authorization or "").partition(" ")
         digest = hashlib.sha256(secret.strip().encode("utf-8", "surrogateescape")).hexdigest()
         found = None
@@ -224,20 +223,15 @@ class Clients:
         Raises:
             RequestError: 429: the key has fewer tokens left. None are counted.
         """
-        add = (
-            "INSERT INTO used SELECT ?1, ?2 WHERE ?3 IS NULL OR ?2 <= ?3 ON CONFLICT DO UPDATE "
-            "SET tokens = tokens + ?2 WHERE ?3 IS NULL OR tokens + ?2 <= ?3"
-        )
-        with WRITING, translated(self._path):
-            counted = self._database.execute(add, (key.name, tokens, key.tokens)).rowcount
-        if counted != 1:
-            with translated(self._path):
-                look = "SELECT tokens FROM used WHERE name = ?"
-                (used,) = self._database.execute(look, (key.name,)).fetchone() or (0,)
-            left = max(0, (key.tokens or 0) - used)
-            raise spent(
-                f"this key does not pay for max_tokens of every prompt: it has {left} tokens left"
-            )
+        look = "SELECT tokens FROM used WHERE name = ?"
+        add = "INSERT INTO used VALUES (?1, ?2) ON CONFLICT DO UPDATE SET tokens = tokens + ?2"
+        with WRITING, translated(self._path):  # no other process writes them
+            (used,) = self._database.execute(look, (key.name,)).fetchone() or (0,)
+            if key.tokens is not None and used + tokens > key.tokens:
+                left = max(0, key.tokens - used)
+                message = "this key does not pay for max_tokens of every prompt: it has"
+                raise spent(f"{message} {left} tokens left")
+            self._database.execute(add, (key.name, tokens))
 
     def give_back(self, name: str, tokens: int) -> None:
         """Count tokens of an admission as unused, for the key with a name."""
@@ -248,15 +242,6 @@ class Clients:
     def close(self) -> None:
         """Close the database. To close twice is allowed."""
         self._database.close()
-
-
-def _state(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
-    """Return what differs if a file was replaced or changed; None if it cannot be found."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class Admission:

@@ -236,7 +236,8 @@ class Scheduler:
         engine: used by this thread alone.
 
     Attributes:
-        failed: True if the engine has raised an error, so that nothing more can be answered.
+        ended: True if nothing more is answered.
+        failed: True if that is because of an error.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -245,8 +246,7 @@ class Scheduler:
         self._waiting: dict[Prompt, Reply] = {}
         self._running: dict[Prompt, Reply] = {}
         self._deadline: float | None = None  # set by `stop`
-        self._ended = False
-        self.failed = False
+        self.ended = self.failed = False
         self._thread = threading.Thread(target=self._run, name="adapmixed-engine", daemon=True)
         self._thread.start()
 
@@ -263,7 +263,7 @@ class Scheduler:
     @property
     def stopped(self) -> bool:
         """True if no more queries are taken."""
-        return self._ended or self._deadline is not None
+        return self.ended or self._deadline is not None
 
     def check_room(self, sequences: int) -> None:
         """Check that so many more sequences may wait. Any thread may call this.
@@ -291,24 +291,26 @@ class Scheduler:
             self._waiting |= dict.fromkeys(answer.query.prompts, answer)
             self._changed.notify()
 
-    def stop(self, deadline: float) -> None:
-        """Take no more queries, finish those that were taken for up to `deadline` seconds.
+    def finish(self, seconds: float) -> None:
+        """Take no more queries, and finish those that were taken for up to so many seconds.
 
-        It returns when the engine's thread has ended. To stop twice is allowed, and the earlier
-        deadline holds.
+        This returns at once. Of several deadlines the earliest holds.
         """
-        at = time.monotonic() + deadline
+        at = time.monotonic() + seconds
         with self._changed:
             self._deadline = at if self._deadline is None else min(at, self._deadline)
             self._changed.notify()
+
+    def stop(self) -> None:
+        """End every answer, and wait until the engine's thread has ended."""
+        self.finish(0.0)
         self._thread.join()
 
     def fail(self, reason: str) -> None:
         """End the engine because something else has failed; every answer ends with an error."""
         _LOG.error("the server answers no more: %s", reason)
-        with self._changed:
-            self.failed, self._deadline = True, time.monotonic()
-            self._changed.notify()
+        self.failed = True
+        self.finish(0.0)
 
     def _run(self) -> None:
         """Run the engine until it is stopped or fails; then end every answer."""
@@ -323,7 +325,7 @@ class Scheduler:
             _LOG.error("the engine has failed and answers no more: %s", loggable(error))
         finally:
             with self._changed:
-                self._ended = True
+                self.ended = True
                 left = [*self._running.values(), *self._waiting.values()]
                 self._waiting.clear()
             self._running.clear()
@@ -341,15 +343,13 @@ class Scheduler:
     def _drop_cancelled(self) -> None:
         """Let the sequences of clients that have left leave the queue and the batch."""
         with self._changed:
-            running, waiting = (
-                {prompt: answer for prompt, answer in held.items() if answer.cancelled}
-                for held in (self._running, self._waiting)
-            )
-            for prompt in waiting:
-                del self._waiting[prompt]
-        for prompt, answer in (running | waiting).items():
+            held = self._running | self._waiting
+            gone = {prompt: answer for prompt, answer in held.items() if answer.cancelled}
+            for prompt in gone:
+                self._waiting.pop(prompt, None)
+        for prompt, answer in gone.items():
             answer.end(prompt)
-        self._leave(running)
+        self._leave([prompt for prompt in gone if prompt in self._running])
 
     def _admit(self) -> None:
         """Let waiting sequences join the batch, as many as the engine has room for."""

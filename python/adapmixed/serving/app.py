@@ -10,7 +10,6 @@ import ipaddress
 import logging
 import resource
 import socket
-import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -34,8 +33,6 @@ from adapmixed.serving.answers import Reply, Scheduler
 from adapmixed.serving.engine import MOST_WAITING, Engine
 from adapmixed.serving.errors import (
     RequestError,
-    bad_request,
-    encoded,
     internal,
     json_response,
     loggable,
@@ -271,8 +268,6 @@ def bound(host: str, port: int) -> socket.socket:
     # With the protocol, asyncio sends every token at once (TCP_NODELAY).
     found = socket.socket(family, kind, protocol)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if family == socket.AF_INET6:
-        found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     try:
         found.bind(address)
     except OSError as error:
@@ -296,14 +291,10 @@ class _Protocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Answer malformed HTTP, unless a response has begun, and close. uvicorn calls this."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            body = encoded(bad_request(None, "the request must be valid HTTP/1.1").body)
-            headers = [
-                ("content-type", "application/json"),
-                ("content-length", str(len(body))),
-                ("connection", "close"),
-            ]
+            found = RequestError(400, "the request must be valid HTTP/1.1").response()
+            headers = [*found.raw_headers, (b"connection", b"close")]
             head = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
-            for event in (head, h11.Data(data=body)):
+            for event in (head, h11.Data(data=bytes(found.body))):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
@@ -337,14 +328,14 @@ class Listener(uvicorn.Server):
             ssl_keyfile=key,
         )
         super().__init__(config)
-        self._scheduler, self._signals = service.scheduler, 0
+        self._scheduler = service.scheduler
         self._silent: dict[Any, float] = {}  # connections without a request, since when
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to end. uvicorn calls this ten times a second."""
         if counter % 10 == 0:
             self._close_silent()
-        return await super().on_tick(counter) or self._scheduler.failed
+        return await super().on_tick(counter) or self._scheduler.ended
 
     def _close_silent(self) -> None:
         """Close connections that have not sent a whole request in time."""
@@ -358,10 +349,4 @@ class Listener(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to stop. uvicorn calls this for a signal."""
-        self._signals += 1
-        seconds = STOP_SECONDS if self._signals == 1 else 0.0
-        threading.Thread(target=self._stop, args=(seconds,)).start()
-
-    def _stop(self, seconds: float) -> None:
-        self._scheduler.stop(seconds)
-        self.should_exit = True
+        self._scheduler.finish(0.0 if self._scheduler.stopped else STOP_SECONDS)

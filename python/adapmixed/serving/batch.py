@@ -93,19 +93,15 @@ class BatchEngine:
         """
         running = sum(len(batch.prompts) for batch in self._batches)
         window = max((batch.decoder.window for batch in self._batches), default=0)
-        found = 0
         for count in range(1, len(waiting) + 1):
             joining = waiting[:count]
             lengths = [len(prompt.tokens) for prompt in joining]
-            if max(lengths) > _UNEVEN * min(lengths) + _FEW:
-                break
-            if running and count > 1 and count * max(lengths) > _part(running):
-                break
+            uneven = max(lengths) > _UNEVEN * min(lengths) + _FEW
+            slow = running and count > 1 and count * max(lengths) > _part(running)
             needed = (running + count) * self._bytes(max(window, _window(joining)))
-            if needed > self._memory:
-                break
-            found = count
-        return found
+            if uneven or slow or needed > self._memory:
+                return count - 1
+        return len(waiting)
 
     def admit(self, joining: Sequence[Prompt]) -> None:
         """Add prompts as a batch of their own, which the next steps read."""

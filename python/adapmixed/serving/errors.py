@@ -57,11 +57,6 @@ def encoded(content: Any) -> bytes:
     return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
-def bad_request(param: str | None, message: str, code: str | None = None) -> RequestError:
-    """Return the error for a field that is wrong."""
-    return RequestError(400, message, code, param=param)
-
-
 def queue_full() -> RequestError:
     """Return the error for a server that has too many answers to give."""
     message = "too many answers wait already; try again later"

@@ -11,7 +11,7 @@ from adapmixed.generation.refused import NO_DRAW, REASONS
 from adapmixed.limits import check_count, check_flag, check_temperature
 from adapmixed.serving.admission import Key
 from adapmixed.serving.engine import MOST_WAITING, Prompt
-from adapmixed.serving.errors import RequestError, bad_request, shortened
+from adapmixed.serving.errors import RequestError, shortened
 from adapmixed.text import check_prompt, check_text, stop_tokens, templated, text_ids
 
 ROLES = ("system", "developer", "user", "assistant")
@@ -66,23 +66,14 @@ def parsed(body: bytes) -> dict[str, Any]:
     """Return the JSON object that a body holds.
 
     Raises:
-        RequestError: 400: it is not an object in UTF-8, a key occurs twice, or it is nested too
-            deeply.
+        RequestError: 400: it is not an object in UTF-8, or it is nested too deeply.
     """
     try:
-        found = json.loads(body.decode("utf-8"), object_pairs_hook=_unique)
+        found = json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError):  # also of integers with thousands of digits
         found = None
     if not isinstance(found, dict):
-        message = "the body must be one JSON object in UTF-8, not nested deeply, each field once"
-        raise bad_request(None, message)
-    return found
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a field is given twice")
+        raise RequestError(400, "the body must be one JSON object in UTF-8, not nested deeply")
     return found
 
 
@@ -130,7 +121,7 @@ def conversation_of(tokenizer: Any, value: Any) -> tuple[tuple[int, ...], ...]:
     messages = [_message(f"messages[{index}]", one) for index, one in enumerate(value)]
     if not getattr(tokenizer, "chat_template", None):
         message = "the model has no chat template: use /v1/completions"
-        raise bad_request("messages", message, "no_chat_template")
+        raise RequestError(400, message, "no_chat_template", param="messages")
     return (_tokens(tokenizer, templated(tokenizer, messages)),)
 
 
@@ -254,7 +245,7 @@ def _refused(error: ValueError, chat: bool, code: str | None = None) -> RequestE
     name, _, words = str(error).partition(" ")
     ours = {"stop_strings": "stop", "max_new_tokens": "max_tokens"}
     name = "messages" if chat and name == "prompt" else ours.get(name, name)
-    return bad_request(name, f"{name} {words}"[:500], code)
+    return RequestError(400, f"{name} {words}"[:500], code, param=name)
 
 
 def _check_allowed(fields: dict[str, Any], chat: bool) -> None:
@@ -268,7 +259,7 @@ def _check_allowed(fields: dict[str, Any], chat: bool) -> None:
             shown = name if name in REFUSED else shortened(name)
             allows = " or ".join(["null", *map(json.dumps, neutral)])
             message = f"{shown} must be {allows}, got {shortened(value)}: {why}"
-            raise bad_request(name[:60], message, "unsupported_parameter")
+            raise RequestError(400, message, "unsupported_parameter", param=name[:60])
 
 
 def _include_usage(options: Any, stream: bool) -> bool:
