@@ -48,7 +48,6 @@ from adapmixed.serving.admission import (
 )
 from adapmixed.serving.engine import Prompt
 from adapmixed.serving.errors import RequestError
-from adapmixed.serving.metrics import Metrics
 
 A, B = "0" * 64, "1" * 64
 
@@ -371,9 +370,10 @@ def test_a_fault_after_the_last_token_frees_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer has ended and is still in the batch when the engine's thread ends."""
-    monkeypatch.setattr(Metrics, "released", Mock(side_effect=[None, None, RuntimeError]))
     clients, alice, headers = a_client(tmp_path, tokens=100)
     with served(StubEngine("ab", queries=100, ends=True), clients=clients) as server:
+        third = Mock(side_effect=[None, None, RuntimeError])
+        monkeypatch.setattr(server.metrics.released, "inc", third)
         answer = server.client(headers=headers).post(COMPLETIONS, json=ASK)
         assert answer.status_code == 503 and answer.headers["x-should-retry"] == "false"
         assert server.settled() and server.scheduler.failed

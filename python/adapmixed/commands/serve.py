@@ -127,10 +127,8 @@ def _check_network(arguments: argparse.Namespace) -> None:
             f"--host {arguments.host} needs --keys, and --tls or --behind-proxy: without them, "
             "--host must be an address of this machine alone, such as 127.0.0.1"
         )
-    for name in ("port", "metrics_port"):
-        value = getattr(arguments, name)
-        if value is not None and not 0 <= value <= 65535:
-            raise ValueError(f"--{name.replace('_', '-')} must be in [0, 65535], got {value}")
+    check_count("--port", arguments.port, 0, 65_535)
+    check_count("--metrics-port", arguments.metrics_port or 0, 0, 65_535)
 
 
 def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
@@ -176,14 +174,9 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
         clients = Clients(arguments.keys, arguments.ledger)
         stack.callback(clients.close)
     admission = Admission(accountant, mechanism, clients)
-    model = ServedModel(
-        arguments.name or Path(os.path.abspath(arguments.ensemble)).name,
-        ensemble.tokenizer,
-        ensemble.end_tokens,
-        ensemble.vocab_size,
-        engine.window,
-        arguments.max_tokens,
-    )
+    name = arguments.name or Path(os.path.abspath(arguments.ensemble)).name
+    words = ensemble.tokenizer, ensemble.end_tokens, ensemble.vocab_size
+    model = ServedModel(name, *words, engine.window, arguments.max_tokens)
     service = Service(engine, model, admission, then_public=then_public)
     stack.callback(service.scheduler.stop)
     if arguments.metrics_port is not None:

@@ -68,7 +68,6 @@ class Reply:
             for prompt in query.prompts
         }
         self.cancelled, self._released, self._reserved = False, 0, query.tokens
-        self._begun, self._last = time.monotonic(), dict[Prompt, float]()
         self._loop = asyncio.get_running_loop()
         # The index of a prompt, text, and "stop" or "length" at its end; None: the engine stopped.
         self._pieces: asyncio.Queue[tuple[int, str, str | None] | None] = asyncio.Queue()
@@ -92,10 +91,7 @@ class Reply:
         if finish is not None:  # a client that sees it may ask for what is free again
             self.end(prompt)
         if not self.cancelled:
-            now = time.monotonic()
-            waited = now - self._last.get(prompt, self._begun)
-            self._metrics.released(waited, first=prompt not in self._last)
-            self._last[prompt] = now
+            self._metrics.released.inc()
             self._deliver((self.query.prompts.index(prompt), text, finish))
         return finish is not None
 

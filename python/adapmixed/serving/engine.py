@@ -105,11 +105,11 @@ class Drawing:
         active: int | None = DEFAULT_ACTIVE,
         rng: RandomSource | None = None,
     ) -> None:
-        self._generator = PrivateGenerator(ensemble, mechanism, accountant, rng=rng, active=active)
-        rng, free = self._generator.rng, Accountant(accountant.delta)
+        self._private = PrivateGenerator(ensemble, mechanism, accountant, rng=rng, active=active)
+        rng, free = self._private.rng, Accountant(accountant.delta)
         self._public = PrivateGenerator(ensemble, PublicOnly(), free, rng=rng, active=active)
         models, seeded = ensemble.num_models, getattr(rng, "seeded", True)
-        of: dict[str, Any] = {"origin": self._generator.origin, "seeded": seeded}
+        of: dict[str, Any] = {"origin": self._private.origin, "seeded": seeded}
         self._charge_ahead = partial(accountant.charge_ahead, mechanism, models, **of)
         self._allowance: Allowance | None = None  # None if charges depend on the rows
         if accountant.epsilon is None:
@@ -138,8 +138,6 @@ class Drawing:
     def draw(self, logits: Logits, prompts: Sequence[Prompt]) -> Tensor:
         """Return a token for every row, (B,) int64 on the CPU.
 
-        Prompts of the public model alone are answered as by members that all equal it.
-
         Args:
             logits: of B rows.
             prompts: what each of them continues.
@@ -153,18 +151,12 @@ class Drawing:
                 here = rows.to(public.device)
                 private, public = private[:, here], public[here]
                 tokens = None if tokens is None else tokens[here]
-            found[rows] = self._answered(Logits(private, public, tokens), *shape)
+            temperature, top_k, alone = shape
+            generator, payer = (self._public, None) if alone else (self._private, self._allowance)
+            found[rows] = generator.answer(
+                private, public, tokens, payer, temperature=temperature, top_k=top_k
+            )
         return found
-
-    def _answered(
-        self, logits: Logits, temperature: float, top_k: int | None, alone: bool
-    ) -> Tensor:
-        shape: dict[str, Any] = {"temperature": temperature, "top_k": top_k}
-        if not alone:
-            return self._generator.answer(*logits, self._allowance, **shape)
-        private, public, tokens = logits
-        said = public if tokens is None else public.gather(1, tokens)
-        return self._public.answer(said.expand(len(private), -1, -1), public, tokens, **shape)
 
     def check_all_drawn(self) -> None:
         """Raise RuntimeError if a step drew less than it charged: that could pay for others."""
@@ -176,6 +168,6 @@ class Drawing:
 
         Sequences of one shape are copied out of the batch before they are divided.
         """
-        one = self._generator.answer_bytes(temperature=2.0, top_k=None)
+        one = self._private.answer_bytes(temperature=2.0, top_k=None)
         held = one(rows, vocab_size, element, active)
         return held + rows * min(vocab_size, active or vocab_size) * element
