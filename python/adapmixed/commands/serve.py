@@ -10,9 +10,10 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import resource
 import signal
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -136,12 +137,14 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     from adapmixed.privacy import Accountant
     from adapmixed.ranks import ALONE
     from adapmixed.serving.admission import Admission, Clients, read_keys
-    from adapmixed.serving.app import Listener, Service, bound, raise_file_limit
+    from adapmixed.serving.app import Listener, Service, bound
     from adapmixed.serving.batch import BatchEngine
     from adapmixed.serving.fields import ServedModel
     from adapmixed.serving.metrics import LOOPBACK
 
-    raise_file_limit()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # of connections, too
+    with suppress(ValueError, OSError):  # macOS has a lower limit than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if arguments.keys is not None:  # a bad file is found before models are loaded
         read_keys(arguments.keys)
         # Whoever still sends SIGHUP to have the file read again must cut no answer.

@@ -18,7 +18,6 @@ from adapmixed.limits import (
     DEFAULT_ACTIVE,
     check_active,
     check_count,
-    check_optional_count,
     check_rng,
     check_type,
 )
@@ -170,7 +169,11 @@ class PrivateGenerator:
             BudgetSpentError: fewer queries are left of the mechanism's plan.
             LedgerError: a charge could not be made durable; raised while iterating.
         """
-        refuse(refused)
+        for name in refused:
+            if name in REASONS:
+                given = f"must not be given, got {refused[name]!r}"
+                raise ValueError(f"{name} {given}: {REASONS[name]}")
+            raise TypeError(f"unexpected keyword argument {name!r}")
         asked = [self._ids(text) for text in texts_of(prompts)]
         ids, mask = left_padded(asked)
         stops = stop_tokens(self._tokenizer, stop_strings, self.ensemble.vocab_size)
@@ -228,9 +231,6 @@ class PrivateGenerator:
             ValueError: a prompt, max_new_tokens or size is not valid for `generate`.
             BudgetSpentError: all prompts together need more queries than are left of the plan.
         """
-        check_count("max_new_tokens", max_new_tokens)
-        check_optional_count("size", size)
-        check_shape(temperature, top_k)
         answer_bytes = self.answer_bytes(temperature, top_k)
         texts = texts_of(prompts)
         ids = [self._ids(text) for text in texts]
@@ -485,19 +485,6 @@ def charged(
     tokens = ticket.release().tokens
     assert tokens is not None  # no targets were given
     return tokens
-
-
-def refuse(options: Mapping[str, object]) -> None:
-    """Raise for any further keyword argument of a generation.
-
-    Raises:
-        ValueError: the option is one of `REASONS`; the message has the reason.
-        TypeError: the option is any other, as for Python's own functions.
-    """
-    for name, value in options.items():
-        if name in REASONS:
-            raise ValueError(f"{name} must not be given, got {value!r}: {REASONS[name]}")
-        raise TypeError(f"unexpected keyword argument {name!r}")
 
 
 def check_window(limit: int | None, length: int, max_new_tokens: int) -> None:

@@ -27,7 +27,7 @@ from adapmixed.files import sole_writer, write_file
 from adapmixed.limits import check_optional_queries
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.ledger import WRITING, connected, translated
-from adapmixed.serving.errors import RequestError, loggable, spent
+from adapmixed.serving.errors import NO_RETRY, RequestError, loggable
 
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism
@@ -36,10 +36,6 @@ _LOG = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASH = re.compile(r"[0-9a-f]{64}")
-_RESERVED = (
-    "running answers have reserved too many tokens of the ensemble's budget; try again later, or "
-    "with fewer max_tokens"
-)
 LIMITS = ("max_tokens", "tokens", "requests_per_minute")
 """The limits that a key may have."""
 
@@ -230,7 +226,8 @@ class Clients:
             if key.tokens is not None and used + tokens > key.tokens:
                 left = max(0, key.tokens - used)
                 message = "this key does not pay for max_tokens of every prompt: it has"
-                raise spent(f"{message} {left} tokens left")
+                message += f" {left} tokens left"
+                raise RequestError(429, message, "insufficient_quota", headers=NO_RETRY)
             self._database.execute(add, (key.name, tokens))
 
     def give_back(self, name: str, tokens: int) -> None:
@@ -292,7 +289,8 @@ class Admission:
             self._accountant.check_left(self._mechanism, tokens, self._spent)
             planned = self._mechanism.planned_queries
             if planned is not None and self._spent + self.reserved + tokens > planned:
-                raise RequestError(503, _RESERVED, "reserved", headers={"retry-after": "5"})
+                message = "running answers have reserved what is left; try later, or ask for less"
+                raise RequestError(503, message, "reserved", headers={"retry-after": "5"})
         if self.clients is not None:
             self.clients.admit(key, tokens)
         with self._lock:

@@ -32,8 +32,6 @@ from adapmixed.serving.fields import Query, ServedModel
 from adapmixed.serving.metrics import Metrics
 from adapmixed.text import AnswerText
 
-PUBLIC = "public-model"
-"""`system_fingerprint` of an answer that the public model gave alone."""
 _LOG = logging.getLogger(__name__)
 _STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -79,7 +77,7 @@ class Reply:
             "model": model.name,
         }
         if query.public:
-            self._head["system_fingerprint"] = PUBLIC
+            self._head["system_fingerprint"] = "public-model"
 
     def add(self, prompt: Prompt, token: int) -> bool:
         """Take a token that was released; return whether it ends the answer to its prompt."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import resource
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -32,12 +31,12 @@ from adapmixed.serving.admission import ANYONE, Admission, Key
 from adapmixed.serving.answers import Reply, Scheduler
 from adapmixed.serving.engine import MOST_WAITING, Engine
 from adapmixed.serving.errors import (
+    NO_RETRY,
     RequestError,
     internal,
     json_response,
     loggable,
     queue_full,
-    spent,
     stopping,
 )
 from adapmixed.serving.fields import Query, ServedModel, parsed, query_of
@@ -124,8 +123,9 @@ class Service:
             if not status:
                 await internal().response()(scope, receive, counted)
         finally:
-            self.metrics.requested(path, status or 499)  # 499: the client left before
-            _ACCESS.info("%s %s %d", scope["method"], path, status or 499)
+            status = status or 499  # the client left before
+            self.metrics.requests.labels(path, status).inc()
+            _ACCESS.info("%s %s %d", scope["method"], path, status)
 
     def _key(self, scope: Scope) -> Key:
         """Return the key of who sends a request.
@@ -187,8 +187,9 @@ class Service:
             self.scheduler.fail("the tokens of a key could not be counted durably")
             raise stopping() from None
         left = self.admission.unspent
-        rest = "" if left is None else f": {left} tokens are left of its plan"
-        raise spent(f"the ensemble's budget does not pay for max_tokens of every prompt{rest}")
+        message = "the ensemble's budget does not pay for max_tokens of every prompt"
+        message += "" if left is None else f": {left} tokens are left of its plan"
+        raise RequestError(429, message, "insufficient_quota", headers=NO_RETRY)
 
     async def _models(self, request: Request, key: Key) -> Response:
         """Answer /v1/models."""
@@ -276,13 +277,6 @@ def bound(host: str, port: int) -> socket.socket:
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * CLIENT_SECONDS))
     return found
-
-
-def raise_file_limit() -> None:
-    """Allow as many open connections as the system lets this process have."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # macOS has a lower limit than it says
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class _Protocol(H11Protocol):

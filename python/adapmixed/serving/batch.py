@@ -98,7 +98,8 @@ class BatchEngine:
             lengths = [len(prompt.tokens) for prompt in joining]
             uneven = max(lengths) > _UNEVEN * min(lengths) + _FEW
             slow = running and count > 1 and count * max(lengths) > _part(running)
-            needed = (running + count) * self._bytes(max(window, _window(joining)))
+            longest = max(lengths) + max(prompt.max_tokens for prompt in joining) - 1
+            needed = (running + count) * self._bytes(max(window, longest))
             if uneven or slow or needed > self._memory:
                 return count - 1
         return len(waiting)
@@ -177,9 +178,3 @@ class BatchEngine:
 def _part(running: int) -> int:
     """Return how many tokens of prompts a step reads while so many sequences run."""
     return max(_PART, _PART_EACH * running)
-
-
-def _window(joining: Sequence[Prompt]) -> int:
-    """Return the positions of the longest prompt with the longest answer; its last is not read."""
-    longest = max(len(prompt.tokens) for prompt in joining)
-    return longest + max(prompt.max_tokens for prompt in joining) - 1

@@ -74,11 +74,6 @@ def stopping(*, charged: bool = False) -> RequestError:
     return RequestError(503, message, "stopping", headers=headers)
 
 
-def spent(message: str) -> RequestError:
-    """Return the error for a plan or a key that has too few tokens left."""
-    return RequestError(429, message, "insufficient_quota", headers=NO_RETRY)
-
-
 def internal() -> RequestError:
     """Return the error for a fault of the server. It says nothing about the cause."""
     message = "the server has made an error"

@@ -27,13 +27,14 @@ class Metrics:
         admission: knows the tokens left of a plan.
 
     Attributes:
+        requests: counts requests; a path is one of the server's, or "other".
         released: counts the tokens that are released to answers.
     """
 
     def __init__(self, scheduler: Scheduler, admission: Admission) -> None:
         self.registry = CollectorRegistry()
         of: dict[str, Any] = {"namespace": "adapmixed", "registry": self.registry}
-        self._requests = Counter(
+        self.requests = Counter(
             "requests", "HTTP requests by path and status.", ("path", "status"), **of
         )
         self.released = Counter("released_tokens", "Tokens released to answers.", **of)
@@ -46,10 +47,6 @@ class Metrics:
         if admission.left is not None:
             text = "Tokens of the plan that are neither charged nor reserved."
             Gauge("plan_tokens_left", text, **of).set_function(lambda: admission.left or 0)
-
-    def requested(self, path: str, status: int) -> None:
-        """Count a request. `path` is one of the server's paths, or "other"."""
-        self._requests.labels(path, str(status)).inc()
 
     def serve(self, port: int) -> Callable[[], None]:
         """Serve the figures at http://127.0.0.1:port/metrics from a thread.
