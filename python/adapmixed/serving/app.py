@@ -39,7 +39,7 @@ from adapmixed.serving.errors import (
     queue_full,
     stopping,
 )
-from adapmixed.serving.fields import Query, ServedModel, parsed, query_of
+from adapmixed.serving.fields import Query, ServedModel, query_of
 from adapmixed.serving.metrics import Metrics
 
 MAX_BODY = 1 << 20
@@ -92,8 +92,6 @@ class Service:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. WebSockets and other protocols are not served."""
-        if scope["type"] != "http":
-            return
         status = 0
 
         async def counted(message: Message) -> None:
@@ -175,7 +173,7 @@ class Service:
 
     def _admitted(self, body: bytes, key: Key, chat: bool) -> Query:
         """Return a query that can be paid for, and whose tokens are reserved."""
-        query = query_of(parsed(body), self._model, key, chat=chat)
+        query = query_of(body, self._model, key, chat=chat)
         self.scheduler.check_room(len(query.prompts))
         try:
             self.admission.reserve(query.tokens, key)
