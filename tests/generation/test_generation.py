@@ -338,6 +338,8 @@ def test_batches_answer_as_one_and_are_checked_at_once(demo: Ensemble) -> None:
         ((["a", 3], 3), r"prompts\[1\]"),
         ((["x " * 3000], 3), "prompt must have at most 256 tokens, the window, got 3001"),
         ((prompts, 2), "got up to 10 more"),
+        ((prompts, 0), "max_new_tokens must be an integer >= 1, got 0"),
+        ((prompts, 1, 0), "size must be an integer >= 1, got 0"),
     ):
         with pytest.raises(ValueError, match=message):
             planned.batches(*given)  # type: ignore[arg-type]

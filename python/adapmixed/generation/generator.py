@@ -18,6 +18,7 @@ from adapmixed.limits import (
     DEFAULT_ACTIVE,
     check_active,
     check_count,
+    check_optional_count,
     check_rng,
     check_type,
 )
@@ -231,6 +232,9 @@ class PrivateGenerator:
             ValueError: a prompt, max_new_tokens or size is not valid for `generate`.
             BudgetSpentError: all prompts together need more queries than are left of the plan.
         """
+        check_count("max_new_tokens", max_new_tokens)
+        check_optional_count("size", size)
+        check_shape(temperature, top_k)
         answer_bytes = self.answer_bytes(temperature, top_k)
         texts = texts_of(prompts)
         ids = [self._ids(text) for text in texts]
@@ -270,8 +274,7 @@ class PrivateGenerator:
         Raises:
             ValueError: the base has no chat template, the template rejects these messages, they
                 have another form, or for the reasons of :meth:`stream`.
-            BudgetSpentError: as in :meth:`stream`.
-            LedgerError: as in :meth:`stream`.
+            BudgetSpentError, LedgerError: as in :meth:`stream`.
         """
         self.check_chat()
         prompt = templated(self._tokenizer, messages_of(messages))

@@ -49,9 +49,6 @@ CLIENT_SECONDS = 60.0
 """Seconds that a client may take to send a header, to send a body, and to read more of an answer,
 where the system can tell."""
 
-OPEN_PATH = "/health"
-"""The path that needs no key."""
-
 STOP_SECONDS = 30.0
 """Seconds that running answers have after a signal."""
 
@@ -87,7 +84,7 @@ class Service:
             "/v1/completions": ("POST", partial(self._answer, chat=False)),
             "/v1/chat/completions": ("POST", partial(self._answer, chat=True)),
             "/v1/models": ("GET", self._models),
-            OPEN_PATH: ("GET", self._health),
+            "/health": ("GET", self._health),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -128,16 +125,24 @@ class Service:
     def _key(self, scope: Scope) -> Key:
         """Return the key of who sends a request.
 
+        Without keys a page of another site, in a browser on this machine, could spend the budget.
+        So neither the host nor the origin may then be another machine.
+
         Raises:
-            RequestError: 401: there is none, or it is unknown; 403: as `_check_local`.
+            RequestError: 401: there is no key, or it is unknown; 403: another host or origin.
         """
-        headers = Headers(scope=scope)
-        if scope["path"] == OPEN_PATH:
+        headers, clients = Headers(scope=scope), self.admission.clients
+        if clients is None and scope["path"] != "/health":
+            named, local = [f"//{headers.get('host', '')}"], False
+            named.append(headers.get("origin", "//localhost"))
+            with suppress(ValueError):
+                local = all(is_loopback(urlsplit(address).hostname or "") for address in named)
+            if not local:
+                message = "a server without keys answers requests of its own machine alone"
+                raise RequestError(403, message, "not_local")
+        if clients is None or scope["path"] == "/health":
             return ANYONE
-        if self.admission.clients is None:
-            _check_local(headers)
-            return ANYONE
-        key = self.admission.clients.find(headers.get("authorization"))
+        key = clients.find(headers.get("authorization"))
         if key is None:
             message = "the header Authorization must be 'Bearer KEY' with a key of this server"
             given = {"www-authenticate": "Bearer"}
@@ -225,24 +230,6 @@ async def _body(request: Request) -> bytes:
         message = f"the body must come within {CLIENT_SECONDS:g} seconds"
         raise RequestError(408, message, headers={"connection": "close"}) from None
     return bytes(parts)
-
-
-def _check_local(headers: Headers) -> None:
-    """Check that a request was not sent by a page of another site in a browser on this machine.
-
-    Such a page could spend the budget of a server without keys.
-
-    Raises:
-        RequestError: 403: the request names another host, or comes from a page of another host.
-    """
-    addresses = f"//{headers.get('host', '')}", headers.get("origin", "//localhost")
-    try:
-        local = all(is_loopback(urlsplit(address).hostname or "") for address in addresses)
-    except ValueError:
-        local = False
-    if not local:
-        message = "a server without keys answers requests of its own machine alone"
-        raise RequestError(403, message, "not_local")
 
 
 def is_loopback(host: str) -> bool:
