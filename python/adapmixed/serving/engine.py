@@ -26,7 +26,8 @@ from adapmixed.privacy import Accountant
 from adapmixed_ext.types import RandomSource
 
 MOST_WAITING = 64
-"""Largest number of sequences that wait for an engine, and of prompts of a request."""
+"""Largest number of sequences that wait for an engine, of prompts of a request, and of requests
+that wait to be read."""
 
 
 @dataclass(frozen=True, eq=False)
