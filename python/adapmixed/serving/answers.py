@@ -239,7 +239,7 @@ class Scheduler:
         self._changed = threading.Condition()
         self._waiting: dict[Prompt, Reply] = {}
         self._running: dict[Prompt, Reply] = {}
-        self._deadline: float | None = None  # set by `stop`
+        self._deadline: float | None = None  # set by `finish`
         self.ended = self.failed = False
         self._thread = threading.Thread(target=self._run, name="adapmixed-engine", daemon=True)
         self._thread.start()
