@@ -103,7 +103,7 @@ def test_private_values_are_in_no_message(
         accountants.append(serve(name, spread, path))
         found = [record.getMessage() for record in caplog.records]
         messages.append([text.replace(str(path), "") for text in found])
-    assert messages[0] == messages[1] and len(messages[0]) >= 2
+    assert messages[0] == messages[1] != []
     near, far = accountants
     if near.epsilon is not None:  # near models spent little, far ones their whole budgets
         assert (near.spent < 0.1 * near.limit).all()
@@ -123,5 +123,5 @@ def test_verbose(capsys: pytest.CaptureFixture[str]) -> None:
     assert verbose.out == quiet.out
     added = set(verbose.err.splitlines()) - set(quiet.err.splitlines())
     assert any("adapmixed.ensemble.ensemble: ensemble of 64 models" in line for line in added)
-    assert any("released 2 tokens" in line for line in added)
+    assert any("answers up to 2 more of each" in line for line in added)
     assert not any("ε" in line for line in added)

@@ -23,7 +23,6 @@ from adapmixed.mechanisms import planned as mechanism_of_plan
 from adapmixed.mechanisms import shaped
 from adapmixed.privacy import plan
 from adapmixed.privacy.planner import epsilon_of, models_for, queries_for
-from adapmixed.serving.fields import _temperature as served
 
 LOGITS = torch.randn(3, 2, 8, generator=torch.Generator().manual_seed(0))
 ROWS = LOGITS, LOGITS[0].clone()
@@ -151,7 +150,6 @@ TABLE: list[tuple[Callable[..., object], str, float, float]] = [
     (lambda x: am.AdaPMixED(3.0, 0.1, sigma=x), "sigma", 1e-6, DOWN),
     (lambda x: shaped(*ROWS, temperature=x), "temperature", 0.01, DOWN),
     (lambda x: shaped(*ROWS, temperature=x), "temperature", 100, UP),
-    (served, "temperature", 100, UP),
 ]
 
 

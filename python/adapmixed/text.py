@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
 from pathlib import Path
@@ -17,10 +17,6 @@ from adapmixed.limits import check_type
 
 _UNKNOWN = "\ufffd"
 _BYTES = 4  # of the longest character, so that it has at most four tokens
-
-StopRule = Callable[[Tensor], Tensor]
-"""A function from (b, s) int64 released tokens, −1 after an end, to (b,) bool, True for sequences
-that end here."""
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def test_before_the_first_charge(
         generate(ensemble, "a.db", f"{POOL} queries=8", "--max-new-tokens", "9")
     assert "Ledger a.db was removed: nothing was charged." in capsys.readouterr().err
     assert not Path("a.db").exists() and not register_of(ensemble).exists()
-    monkeypatch.setattr(Listener, "run", lambda self, sockets: self._ready())
+    monkeypatch.setattr(Listener, "run", lambda self, sockets: None)
     models = ["--base", str(demo_base()), "--ensemble", str(ensemble), "--port", "0"]
     generate(ensemble, "a.db", f"{POOL} queries=8")
     for words in ("Before the first private token of this one: All 2", "of the plan. All 2"):

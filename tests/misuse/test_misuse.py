@@ -87,16 +87,16 @@ def public_folder(folder: Path, **manifest: Any) -> Path:
 # Asking for something other than a sample
 
 
-@pytest.mark.parametrize("function", ["generator", "generate", "stream", "chat"])
-def test_python_arguments(demo: Ensemble, function: str) -> None:
+@pytest.mark.parametrize("function", ["generate", "stream", "chat"])
+def test_python_arguments(demo: Ensemble, function: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every function that could take an option raises with the reason, and nothing is charged."""
+    monkeypatch.setattr(demo.tokenizer, "chat_template", "{{ messages[0]['content'] }}")
     accountant = Accountant(1e-5)
     here = PrivateGenerator(demo, POOL, accountant)
     asked: dict[str, Callable[..., object]] = {
-        "generator": partial(PrivateGenerator, demo, POOL, accountant),
         "generate": partial(here.generate, "The", max_new_tokens=2),
         "stream": partial(here.stream, "The", max_new_tokens=2),
-        "chat": partial(here.chat, [], max_new_tokens=2),
+        "chat": partial(here.chat, [{"role": "user", "content": "The"}], max_new_tokens=2),
     }
     for name, why in REASONS.items():
         with pytest.raises(ValueError, match=rf"{name} must not be given, .*{re.escape(why)}"):

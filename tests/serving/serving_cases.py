@@ -116,7 +116,7 @@ def served(
     finally:
         if isinstance(engine, StubEngine):
             engine.go.set()
-        service.scheduler.stop(0.0)
+        service.scheduler.stop()
 
 
 @contextlib.contextmanager

@@ -48,7 +48,6 @@ from adapmixed.serving.admission import (
 )
 from adapmixed.serving.engine import Prompt
 from adapmixed.serving.errors import RequestError
-from adapmixed.serving.metrics import Metrics
 
 A, B = "0" * 64, "1" * 64
 
@@ -131,7 +130,7 @@ def test_the_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture
         file.unlink()
         assert status(carol) == 429
         said = [one.getMessage() for one in caplog.records]
-        assert [one[:19] for one in said] == ["the old keys stay: "] * 2 and str(file) in said[0]
+        assert [one[:19] for one in said] == ["the old keys stay: "] * 3 and str(file) in said[0]
         file.write_text(whole)
         for name in ("bob", "carol"):
             remove_key(file, name)
@@ -302,7 +301,7 @@ def test_tokens_are_reserved_until_they_are_charged_or_given_back() -> None:
         with opened(port, body | {"max_tokens": 400}):
             until(lambda: server.scheduler.running == 2)
             assert (admission.reserved, admission.left) == (800, 200)
-            with pytest.raises(RequestError, match="reserved too many"):
+            with pytest.raises(RequestError, match="reserved what is left"):
                 admission.reserve(201)
             assert asked(201) == (503, "reserved") and asked(1001) == (429, "insufficient_quota")
             admission.reserve(200)
@@ -312,7 +311,7 @@ def test_tokens_are_reserved_until_they_are_charged_or_given_back() -> None:
             engine.go.clear()
             until(lambda: admission.reserved == 800 - engine.released)
             assert admission.left == 200
-            with pytest.raises(RequestError, match="reserved too many"):
+            with pytest.raises(RequestError, match="reserved what is left"):
                 admission.reserve(201)
         engine.go.set()
         assert server.settled() and not engine._running
@@ -371,9 +370,10 @@ def test_a_fault_after_the_last_token_frees_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer has ended and is still in the batch when the engine's thread ends."""
-    monkeypatch.setattr(Metrics, "released", Mock(side_effect=[None, None, RuntimeError]))
     clients, alice, headers = a_client(tmp_path, tokens=100)
     with served(StubEngine("ab", queries=100, ends=True), clients=clients) as server:
+        third = Mock(side_effect=[None, None, RuntimeError])
+        monkeypatch.setattr(server.metrics.released, "inc", third)
         answer = server.client(headers=headers).post(COMPLETIONS, json=ASK)
         assert answer.status_code == 503 and answer.headers["x-should-retry"] == "false"
         assert server.settled() and server.scheduler.failed
@@ -386,7 +386,7 @@ def test_a_key_loses_nothing_if_the_server_stops_before_its_answer(tmp_path: Pat
         admit = clients.admit
 
         def stopped(*counted: Any) -> None:
-            server.scheduler.stop(0)
+            server.scheduler.stop()
             admit(*counted)
 
         clients.admit = stopped  # type: ignore[method-assign]

@@ -74,7 +74,7 @@ def test_a_client_that_leaves_the_queue() -> None:
 
 def test_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer ends, and others do not wait for it."""
-    monkeypatch.setattr(app, "SEND_SECONDS", 0.3)
+    monkeypatch.setattr(app, "CLIENT_SECONDS", 0.3)
     engine, small = StubEngine(window=10**6, queries=10**6), {"send_buffer": 4096}
     with served(engine, max_tokens=10**5) as server, listening(server.app, **small) as port:
         stuck = socket.socket()
@@ -90,7 +90,7 @@ def test_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_body_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(app, "CLIENT_SECONDS", 0.2)
     with served() as server, listening(server.app) as port:
         for reads in (True, False):
             with socket.create_connection(("127.0.0.1", port)) as connection:

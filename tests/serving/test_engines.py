@@ -25,10 +25,10 @@ from transformers import AutoModelForCausalLM
 
 from adapmixed.ensemble import Ensemble
 from adapmixed.errors import LedgerWriteError
+from adapmixed.generation import PrivateGenerator
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant, read_ledger
 from adapmixed.privacy.ledger import entered, register_of
-from adapmixed.serving.engine import Drawing
 
 QUERIES = 600
 
@@ -146,7 +146,7 @@ def test_a_step_draws_what_is_charged_and_nothing_else(
 ) -> None:
     """The charge is written before the draw. A step that fails gives nothing, and is the last."""
     done: list[str] = []
-    commit, answered = Accountant._commit, Drawing._answered
+    commit, answered = Accountant._commit, PrivateGenerator.answer
 
     def committed(self: Accountant, *charge: Any) -> None:
         time.sleep(0.1)
@@ -155,13 +155,13 @@ def test_a_step_draws_what_is_charged_and_nothing_else(
         commit(self, *charge)
         done.append("charge")
 
-    def drawn(self: Drawing, *row: Any) -> Any:
+    def drawn(self: PrivateGenerator, *row: Any, **shape: Any) -> Any:
         done.append("draw")
-        return answered(self, *row)
+        return answered(self, *row, **shape)
 
     with running(name, tmp_path, 50) as server:
         monkeypatch.setattr(Accountant, "_commit", committed)
-        monkeypatch.setattr(Drawing, "_answered", drawn)
+        monkeypatch.setattr(PrivateGenerator, "answer", drawn)
         count = used(server.ask(max_tokens=4))
         assert server.settled() == count and done == ["charge", "draw"] * count
         if fault == "the disk is full":

@@ -54,7 +54,7 @@ def test_every_refused_field_has_its_reason(client: TestClient, chat: bool) -> N
 def test_unknown_fields(client: TestClient, chat: bool) -> None:
     for name in ("Temperature", "", "\ud800", "a" * 300, "prompt" if chat else "messages"):
         error = refused(client, chat, **{name: "x"})
-        assert error["param"] == name[:60] and "does not know it" in error["message"]
+        assert error["param"] == name[:60] and "does not offer it" in error["message"]
         passes(client, chat, **{name: None} if name != "\ud800" else {})
 
 
@@ -211,9 +211,9 @@ def test_models(client: TestClient) -> None:
 
 BODIES_THAT_ARE_NONE = [
     b"", b"{", b"[]", b"null", b"1", b'"a"', b"\xff\xfe", b"\xef\xbb\xbf{}", b'{"model": "demo",}',
-    b'{"model": "demo", "model": "demo", "prompt": "x"}', b"{" + b"1" * 5000 + b"}",
+    b"{" + b"1" * 5000 + b"}",
     b'{"a": ' + b"9" * 5000 + b"}", b"[" * 100_000, b'{"a":' * 100_000, b"\x00" * 100,
-    '{"model": "demo"}'.encode("utf-16"), b'{"model": "demo", "prompt": ["a", {"a": 1, "a": 2}]}',
+    '{"model": "demo"}'.encode("utf-16"),
 ]  # fmt: skip
 
 

@@ -68,6 +68,6 @@ def test_an_error_in_the_middle_of_a_stream(openai: Any) -> None:
         with client_of(openai, port) as client:
             stream = client.completions.create(**ASK | {"max_tokens": 200, "stream": True})
             assert next(stream).choices[0].text == "G"
-            found.scheduler.stop(0.0)
+            found.scheduler.stop()
             with pytest.raises(openai.APIError, match="stopping"):
                 list(stream)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import resource
 import signal
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from adapmixed.commands.options import (
     option,
     take_plan,
 )
+from adapmixed.errors import missing_extra
 from adapmixed.limits import check_count
 
 if TYPE_CHECKING:
@@ -106,9 +107,7 @@ def _check_extra(device: str) -> None:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"adapmixed serve needs {error.name}: pip install 'adapmixed[serve]'"
-        ) from None
+        raise missing_extra("adapmixed serve", str(error.name), "serve", error) from None
     if device == "vllm" and find_spec("vllm") is None:
         raise ValueError("--device vllm needs vllm, which is not installed here")
 
@@ -129,10 +128,8 @@ def _check_network(arguments: argparse.Namespace) -> None:
             f"--host {arguments.host} needs --keys, and --tls or --behind-proxy: without them, "
             "--host must be an address of this machine alone, such as 127.0.0.1"
         )
-    for name in ("port", "metrics_port"):
-        value = getattr(arguments, name)
-        if value is not None and not 0 <= value <= 65535:
-            raise ValueError(f"--{name.replace('_', '-')} must be in [0, 65535], got {value}")
+    check_count("--port", arguments.port, 0, 65_535)
+    check_count("--metrics-port", arguments.metrics_port or 0, 0, 65_535)
 
 
 def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
@@ -140,12 +137,14 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     from adapmixed.privacy import Accountant
     from adapmixed.ranks import ALONE
     from adapmixed.serving.admission import Admission, Clients, read_keys
-    from adapmixed.serving.app import Listener, Service, bound, raise_file_limit, url_of
+    from adapmixed.serving.app import Listener, Service, bound
     from adapmixed.serving.batch import BatchEngine
     from adapmixed.serving.fields import ServedModel
     from adapmixed.serving.metrics import LOOPBACK
 
-    raise_file_limit()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # of connections, too
+    with suppress(ValueError, OSError):  # macOS has a lower limit than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if arguments.keys is not None:  # a bad file is found before models are loaded
         read_keys(arguments.keys)
         # Whoever still sends SIGHUP to have the file read again must cut no answer.
@@ -178,29 +177,26 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
         clients = Clients(arguments.keys, arguments.ledger)
         stack.callback(clients.close)
     admission = Admission(accountant, mechanism, clients)
-    model = ServedModel(
-        arguments.name or Path(os.path.abspath(arguments.ensemble)).name,
-        ensemble.tokenizer,
-        ensemble.end_tokens,
-        ensemble.vocab_size,
-        engine.window,
-        arguments.max_tokens,
-    )
+    name = arguments.name or Path(os.path.abspath(arguments.ensemble)).name
+    words = ensemble.tokenizer, ensemble.end_tokens, ensemble.vocab_size
+    model = ServedModel(name, *words, engine.window, arguments.max_tokens)
     service = Service(engine, model, admission, then_public=then_public)
-    stack.callback(service.scheduler.stop, 0.0)
+    stack.callback(service.scheduler.stop)
     if arguments.metrics_port is not None:
         figures.close()
         stack.callback(service.metrics.serve(arguments.metrics_port))
     planned = admission.left is not None
     left = f" {admission.left} tokens are left of the plan." if planned else ""
     left += " Then the public model answers." if then_public else ""
-    url = url_of(listening, tls=arguments.tls is not None)
+    host, port = listening.getsockname()[:2]
+    url = f"http{'s' * bool(arguments.tls)}://{f'[{host}]' if ':' in host else host}:{port}/v1"
     every = all_ledgers(arguments.ensemble, arguments.ledger)
     if every and accountant.guarantee().kind == "public":  # the first token costs a whole plan
         every = f"Before the first private token of this one: {every}"
     line = f"Serving {model.name} at {url}. {promise(accountant, *of)}{left} {every}"
-    ready = partial(print, line.rstrip(), file=sys.stderr, flush=True)
-    Listener(service, ready, tls=arguments.tls).run(sockets=[listening])
+    listening.listen()
+    print(line.rstrip(), file=sys.stderr, flush=True)
+    Listener(service, tls=arguments.tls).run(sockets=[listening])
     return 1 if service.scheduler.failed else 0
 
 
@@ -294,7 +290,7 @@ def promise(
     from adapmixed.privacy.guarantee import weak_warnings
 
     found = promised(accountant, mechanism, num_models, origin)
-    fixed = found.limited and found.kind in ("fixed", "public") and found.epsilon is not None
+    fixed = found.limited and found.kind in ("fixed", "public")
     if not found.limited:
         now = replace(accountant.guarantee(), caveats=found.caveats)
         so_far = [str(now)] if now.queries else replace(found, epsilon=math.inf).warnings

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Never
+from typing import Any, Never, Required, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -28,7 +28,6 @@ from adapmixed.privacy import Accountant, Guarantee
 from adapmixed.rng import SecureRandom
 from adapmixed.text import (
     Continuation,
-    StopRule,
     check_prompt,
     left_padded,
     messages_of,
@@ -39,17 +38,23 @@ from adapmixed.text import (
 )
 from adapmixed_ext.types import RandomSource
 
-if TYPE_CHECKING:
-    from adapmixed.ensemble.decoder import Decoder
-
 _LOG = logging.getLogger(__name__)
+
+
+class AnswerSettings(TypedDict, total=False):
+    """The arguments of `PrivateGenerator.stream` that shape answers and end them."""
+
+    max_new_tokens: Required[int]
+    temperature: float
+    top_k: int | None
+    stop_strings: Sequence[str]
 
 
 class PrivateGenerator:
     """Private answers to prompts, with one mechanism and one accountant that is charged for all.
 
     The constructor binds the accountant to the mechanism and the ensemble. Several generators may
-    share one accountant. All arguments but `refused` are attributes, too.
+    share one accountant. All arguments are attributes, too.
 
     Args:
         ensemble: models that answer. They must have a tokenizer.
@@ -61,12 +66,10 @@ class PrivateGenerator:
             last token, in bytes. Weights and adapters are not included.
         active: K ≥ 2, number of the public model's likeliest tokens about which members speak. The
             others keep their public probability in every row. None, or V and more, for all tokens.
-        refused: options of other libraries, which raise because they would void the guarantee.
 
     Raises:
         ValueError: the ensemble has no tokenizer, an argument is not valid, the accountant cannot
             be charged for this mechanism and ensemble, or it has a ledger and the rng is seeded.
-        TypeError: an option is unknown.
     """
 
     def __init__(
@@ -78,9 +81,7 @@ class PrivateGenerator:
         rng: RandomSource | None = None,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         active: int | None = DEFAULT_ACTIVE,
-        **refused: Never,
     ) -> None:
-        refuse(refused)
         if not callable(getattr(ensemble, "decoder", None)):
             raise ValueError(
                 f"ensemble must be an Ensemble (Ensemble.from_pretrained), got {ensemble!r}"
@@ -122,14 +123,7 @@ class PrivateGenerator:
         return self.accountant.guarantee()
 
     def generate(
-        self,
-        prompts: str | Sequence[str],
-        *,
-        max_new_tokens: int,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        stop_strings: Sequence[str] = (),
-        **refused: Never,
+        self, prompts: str | Sequence[str], **settings: Unpack[AnswerSettings]
     ) -> list[str]:
         """Return the continuations of one or several prompts.
 
@@ -138,15 +132,7 @@ class PrivateGenerator:
         Returns:
             One continuation per prompt, without the prompt.
         """
-        pieces = self.stream(
-            prompts,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            stop_strings=stop_strings,
-            **refused,
-        )
-        return ["".join(parts) for parts in zip(*pieces, strict=True)]
+        return ["".join(parts) for parts in zip(*self.stream(prompts, **settings), strict=True)]
 
     def stream(
         self,
@@ -184,13 +170,17 @@ class PrivateGenerator:
             BudgetSpentError: fewer queries are left of the mechanism's plan.
             LedgerError: a charge could not be made durable; raised while iterating.
         """
-        refuse(refused)
+        for name in refused:
+            if name in REASONS:
+                given = f"must not be given, got {refused[name]!r}"
+                raise ValueError(f"{name} {given}: {REASONS[name]}")
+            raise TypeError(f"unexpected keyword argument {name!r}")
         asked = [self._ids(text) for text in texts_of(prompts)]
         ids, mask = left_padded(asked)
         stops = stop_tokens(self._tokenizer, stop_strings, self.ensemble.vocab_size)
         texts = [""] * len(asked)
 
-        def ended(_: Tensor) -> Tensor:
+        def ended() -> Tensor:
             return torch.tensor([any(stop in text for stop in stop_strings) for text in texts])
 
         steps = self.stream_tokens(
@@ -269,21 +259,14 @@ class PrivateGenerator:
         return found
 
     def chat(
-        self,
-        messages: Sequence[Mapping[str, str]],
-        *,
-        max_new_tokens: int,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        stop_strings: Sequence[str] = (),
-        **refused: Never,
+        self, messages: Sequence[Mapping[str, str]], **settings: Unpack[AnswerSettings]
     ) -> Iterator[str]:
         """Yield the answer to a conversation piece by piece, with the base's chat template.
 
         Args:
             messages: conversation as a list of {"role": ..., "content": ...}. The last message is
                 answered.
-            max_new_tokens, temperature, top_k, stop_strings, refused: as in :meth:`stream`.
+            settings: the other arguments of :meth:`stream`.
 
         Returns:
             An iterator over pieces of text.
@@ -291,19 +274,11 @@ class PrivateGenerator:
         Raises:
             ValueError: the base has no chat template, the template rejects these messages, they
                 have another form, or for the reasons of :meth:`stream`.
-            BudgetSpentError: as in :meth:`stream`.
-            LedgerError: as in :meth:`stream`.
+            BudgetSpentError, LedgerError: as in :meth:`stream`.
         """
-        refuse(refused)
         self.check_chat()
-        pieces = self.stream(
-            templated(self._tokenizer, messages_of(messages)),
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            stop_strings=stop_strings,
-        )
-        return (piece for (piece,) in pieces)
+        prompt = templated(self._tokenizer, messages_of(messages))
+        return (piece for (piece,) in self.stream(prompt, **settings))
 
     def check_chat(self) -> None:
         """Raise ValueError if the base has no chat template."""
@@ -332,9 +307,10 @@ class PrivateGenerator:
             BudgetSpentError: fewer queries are left of the mechanism's plan.
         """
         ensemble, accountant = self.ensemble, self.accountant
-        raised: list[BaseException] = []
+        raised: Exception | None = None
 
         def checked() -> Tensor:
+            nonlocal raised
             assert accountant is not None  # on the main process
             try:
                 accountant.check_seeded(getattr(self.rng, "seeded", True))
@@ -343,14 +319,13 @@ class PrivateGenerator:
                 accountant.bind(self.mechanism, *bound)
                 accountant.check_left(self.mechanism, queries)
             except Exception as error:
-                raised.append(error)
-            spent = any(isinstance(error, BudgetSpentError) for error in raised)
-            return torch.tensor([bool(raised), spent])
+                raised = error
+            return torch.tensor([raised is not None, isinstance(raised, BudgetSpentError)])
 
         found = ensemble.ranks.tell(checked, (2,), torch.bool, torch.device("cpu"))
         failed, spent = found.tolist()
-        if raised:
-            raise raised[0]
+        if raised is not None:
+            raise raised
         if failed:
             kind = BudgetSpentError if spent else ValueError
             raise kind("accountant cannot be charged: see the error of the main process")
@@ -371,7 +346,7 @@ class PrivateGenerator:
         top_k: int | None = None,
         attention_mask: Tensor | None = None,
         ends: Collection[int] = (),
-        stop: StopRule | None = None,
+        stop: Callable[[], Tensor] | None = None,
     ) -> Iterator[Tensor]:
         """Yield tokens one position at a time; each is charged before it is drawn.
 
@@ -386,8 +361,8 @@ class PrivateGenerator:
             top_k: number of the likeliest public tokens that all rows keep; None for all.
             attention_mask: (b, t), 0 at padding; None without padding.
             ends: tokens that end a sequence once released.
-            stop: function of the released tokens that ends sequences, for example at stop strings.
-                The main process alone calls it.
+            stop: function that returns (b,) bool, True for sequences that end with the tokens that
+                were yielded last. The main process alone calls it, after each step.
 
         Returns:
             An iterator of (b,) int64, the next token of each sequence, or −1 if it has ended.
@@ -405,7 +380,7 @@ class PrivateGenerator:
         if not isinstance(ends, Collection) or not all(type(token) is int for token in ends):
             raise ValueError(f"ends must be a collection of integers, got {ends!r}")
         if stop is not None and not callable(stop):
-            raise ValueError(f"stop must be a function of released tokens or None, got {stop!r}")
+            raise ValueError(f"stop must be a function or None, got {stop!r}")
         check_count("max_new_tokens", max_new_tokens)
         check_shape(temperature, top_k)
         check_window(self.ensemble.max_positions, input_ids.shape[-1], max_new_tokens)
@@ -433,48 +408,38 @@ class PrivateGenerator:
             self.mechanism,
             max_new_tokens,
         )
-        shape = {"temperature": temperature, "top_k": top_k}
-        last = torch.tensor(sorted(ends), dtype=torch.int64)
-        return self._steps(decoder, len(input_ids), max_new_tokens, shape, last, stop)
+        last, tell = torch.tensor(sorted(ends), dtype=torch.int64), self.ensemble.ranks.tell
 
-    def _steps(
-        self,
-        decoder: Decoder,
-        sequences: int,
-        max_new_tokens: int,
-        shape: dict[str, Any],
-        ends: Tensor,
-        stop: StopRule | None,
-    ) -> Iterator[Tensor]:
-        going = torch.ones(sequences, dtype=torch.bool)
-        released = torch.empty(sequences, 0, dtype=torch.int64)
-        for step in range(max_new_tokens):
-            tokens = torch.full((sequences,), -1, dtype=torch.int64)
-            tokens[going] = self.answer(*decoder.logits, **shape)
-            yield tokens.clone()
-            released = torch.cat([released, tokens[:, None]], dim=1)
-            before, going = going, self._still_going(going, released, ends, stop)
-            if step + 1 == max_new_tokens or not bool(going.any()):
-                _LOG.info("released %d tokens", int((released >= 0).sum()))
-                return
-            ended = ~going[before]
-            if bool(ended.any()):
-                decoder.drop(ended)
-            decoder.append(tokens[going])
+        def steps() -> Iterator[Tensor]:
+            going = torch.ones(len(input_ids), dtype=torch.bool)
+            tokens = torch.full((len(going),), -1, dtype=torch.int64)
 
-    def _still_going(
-        self, going: Tensor, released: Tensor, ends: Tensor, stop: StopRule | None
-    ) -> Tensor:
-        """Return which sequences go on. The main process decides: all must drop the same ones."""
+            def decided() -> Tensor:
+                still = going & ~torch.isin(tokens, last)
+                return still if stop is None else still & ~stop()
 
-        def decided() -> Tensor:
-            still = going & ~torch.isin(released[:, -1], ends)
-            return still if stop is None else still & ~stop(released)
+            for step in range(max_new_tokens):
+                tokens.fill_(-1)
+                tokens[going] = self.answer(*decoder.logits, temperature=temperature, top_k=top_k)
+                yield tokens.clone()
+                # The main process decides which go on: all must drop the same ones.
+                still = tell(decided, (len(going),), torch.bool, going.device)
+                ended, going = ~still[going], still
+                if step + 1 == max_new_tokens or not bool(going.any()):
+                    return
+                if bool(ended.any()):
+                    decoder.drop(ended)
+                decoder.append(tokens[going])
 
-        return self.ensemble.ranks.tell(decided, (len(going),), torch.bool, going.device)
+        return steps()
 
     def answer(
-        self, private: Tensor, public: Tensor, active: Tensor | None, **shape: Any
+        self,
+        private: Tensor,
+        public: Tensor,
+        active: Tensor | None,
+        payer: Allowance | None = None,
+        **shape: Any,
     ) -> Tensor:
         """Return one token for each row, (b,) int64 on the CPU: charged, then released.
 
@@ -484,6 +449,7 @@ class PrivateGenerator:
             private: (n, b, K) logits of this process's members.
             public: (b, V) logits.
             active: (b, K) int64, the tokens of the private columns; None for all.
+            payer: has been charged for them ahead; None to charge the accountant.
             shape: temperature and top_k, as in :meth:`stream`.
 
         Raises:
@@ -495,8 +461,8 @@ class PrivateGenerator:
 
         def drawn() -> Tensor:
             assert whole is not None and self.accountant is not None  # on the main process
-            every = rows.of_all(whole)
-            return charged(every, self.mechanism, self.accountant, self.rng, self.origin)
+            every, pays = rows.of_all(whole), payer or self.accountant
+            return charged(every, self.mechanism, pays, self.rng, self.origin)
 
         return ranks.tell(drawn, (len(rows.public),), torch.int64, rows.public.device).cpu()
 
@@ -514,19 +480,6 @@ def charged(
     tokens = ticket.release().tokens
     assert tokens is not None  # no targets were given
     return tokens
-
-
-def refuse(options: Mapping[str, object]) -> None:
-    """Raise for any further keyword argument of a generation.
-
-    Raises:
-        ValueError: the option is one of `REASONS`; the message has the reason.
-        TypeError: the option is any other, as for Python's own functions.
-    """
-    for name, value in options.items():
-        if name in REASONS:
-            raise ValueError(f"{name} must not be given, got {value!r}: {REASONS[name]}")
-        raise TypeError(f"unexpected keyword argument {name!r}")
 
 
 def check_window(limit: int | None, length: int, max_new_tokens: int) -> None:

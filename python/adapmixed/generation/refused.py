@@ -51,12 +51,6 @@ _REASONS = {
         "how long private models take would decide where the answer ends, and nothing pays for "
         "that. Use max_new_tokens, end tokens or stop strings"
     ),
-    "streamer": (
-        "tokens are not passed to it. PrivateGenerator.stream() yields each as it is released"
-    ),
-    "cache_implementation cache_config": (
-        "the ensemble keeps keys and values exactly, within memory_bytes, and has no other cache"
-    ),
     "num_return_sequences n": (
         "every sequence is a query of its own: repeat the prompt in input_ids, so that each is "
         "charged and returned"

@@ -27,7 +27,7 @@ from adapmixed.files import sole_writer, write_file
 from adapmixed.limits import check_optional_queries
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.ledger import WRITING, connected, translated
-from adapmixed.serving.errors import RequestError, spent
+from adapmixed.serving.errors import NO_RETRY, RequestError, loggable
 
 if TYPE_CHECKING:
     from adapmixed.mechanisms import Mechanism
@@ -36,10 +36,6 @@ _LOG = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASH = re.compile(r"[0-9a-f]{64}")
-_RESERVED = (
-    "running answers have reserved too many tokens of the ensemble's budget; try again later, or "
-    "with fewer max_tokens"
-)
 LIMITS = ("max_tokens", "tokens", "requests_per_minute")
 """The limits that a key may have."""
 
@@ -164,8 +160,8 @@ class Clients:
     """
 
     def __init__(self, file: str | os.PathLike[str], ledger: str | os.PathLike[str]) -> None:
-        self._file, self._seen = file, _state(file)
-        self._keys, self._path = read_keys(file), os.path.realpath(ledger)
+        self._keys, self._file, self._path = read_keys(file), file, os.path.realpath(ledger)
+        self._seen: tuple[int, ...] | None = None  # what differs if the file has changed
         self._rates: dict[Key, tuple[float, float]] = {}  # requests left, and when
         with translated(self._path):
             self._database = connected(self._path)
@@ -176,14 +172,13 @@ class Clients:
         The file is read again once it has changed. If it is bad then, the old keys stay. Answers
         that run go on, and a key that stays as it was keeps its rate.
         """
-        if (state := _state(self._file)) != self._seen:
-            self._seen = state
-            try:
-                self._keys = read_keys(self._file)
-            except (ValueError, OSError) as error:
-                _LOG.error("the old keys stay: %s", error)
-                if isinstance(error, OSError):  # it may pass, as that of too many open files does
-                    self._seen = None
+        try:
+            now = os.stat(self._file)
+            state = now.st_ino, now.st_size, now.st_mtime_ns
+            if state != self._seen:
+                self._keys, self._seen = read_keys(self._file), state
+        except (ValueError, OSError) as error:
+            _LOG.error("the old keys stay: %s", error)
         scheme, _, secret = (authorization or "").partition(" ")
         digest = hashlib.sha256(secret.strip().encode("utf-8", "surrogateescape")).hexdigest()
         found = None
@@ -224,20 +219,16 @@ class Clients:
         Raises:
             RequestError: 429: the key has fewer tokens left. None are counted.
         """
-        add = (
-            "INSERT INTO used SELECT ?1, ?2 WHERE ?3 IS NULL OR ?2 <= ?3 ON CONFLICT DO UPDATE "
-            "SET tokens = tokens + ?2 WHERE ?3 IS NULL OR tokens + ?2 <= ?3"
-        )
-        with WRITING, translated(self._path):
-            counted = self._database.execute(add, (key.name, tokens, key.tokens)).rowcount
-        if counted != 1:
-            with translated(self._path):
-                look = "SELECT tokens FROM used WHERE name = ?"
-                (used,) = self._database.execute(look, (key.name,)).fetchone() or (0,)
-            left = max(0, (key.tokens or 0) - used)
-            raise spent(
-                f"this key does not pay for max_tokens of every prompt: it has {left} tokens left"
-            )
+        look = "SELECT tokens FROM used WHERE name = ?"
+        add = "INSERT INTO used VALUES (?1, ?2) ON CONFLICT DO UPDATE SET tokens = tokens + ?2"
+        with WRITING, translated(self._path):  # no other process writes them
+            (used,) = self._database.execute(look, (key.name,)).fetchone() or (0,)
+            if key.tokens is not None and used + tokens > key.tokens:
+                left = max(0, key.tokens - used)
+                message = "this key does not pay for max_tokens of every prompt: it has"
+                message += f" {left} tokens left"
+                raise RequestError(429, message, "insufficient_quota", headers=NO_RETRY)
+            self._database.execute(add, (key.name, tokens))
 
     def give_back(self, name: str, tokens: int) -> None:
         """Count tokens of an admission as unused, for the key with a name."""
@@ -250,21 +241,13 @@ class Clients:
         self._database.close()
 
 
-def _state(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
-    """Return what differs if a file was replaced or changed; None if it cannot be found."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
-
-
 class Admission:
     """The tokens of the plan, reserved in memory, and those of keys, counted durably.
 
     What was charged before is read from the accountant, so a restart begins with the ledger's count
     and no reservations. From then on each charged token moves from the reserved ones to the spent
-    ones in one step. So none counts twice. Any thread may call every method.
+    ones in one step. So none counts twice. Any thread may call every method, but one at a time
+    `reserve`.
 
     Args:
         accountant: charged by the engine alone, and bound to the mechanism.
@@ -306,15 +289,12 @@ class Admission:
             self._accountant.check_left(self._mechanism, tokens, self._spent)
             planned = self._mechanism.planned_queries
             if planned is not None and self._spent + self.reserved + tokens > planned:
-                raise RequestError(503, _RESERVED, "reserved", headers={"retry-after": "5"})
-            self.reserved += tokens
+                message = "running answers have reserved what is left; try later, or ask for less"
+                raise RequestError(503, message, "reserved", headers={"retry-after": "5"})
         if self.clients is not None:
-            try:
-                self.clients.admit(key, tokens)
-            except BaseException:
-                with self._lock:
-                    self.reserved -= tokens
-                raise
+            self.clients.admit(key, tokens)
+        with self._lock:
+            self.reserved += tokens
 
     def charged(self) -> None:
         """Count a token as spent, no longer as reserved."""
@@ -330,8 +310,7 @@ class Admission:
             try:
                 self.clients.give_back(client, tokens)
             except Exception as error:  # the key keeps them counted
-                name = type(error).__name__
-                _LOG.error("tokens of a key could not be given back: %s", name)
+                _LOG.error("tokens of a key could not be given back: %s", loggable(error))
 
     @property
     def left(self) -> int | None:

@@ -17,7 +17,6 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from adapmixed.errors import LedgerError
 from adapmixed.serving.admission import Admission
 from adapmixed.serving.engine import MOST_WAITING, Engine, Prompt
 from adapmixed.serving.errors import (
@@ -25,6 +24,7 @@ from adapmixed.serving.errors import (
     encoded,
     internal,
     json_response,
+    loggable,
     queue_full,
     stopping,
 )
@@ -32,8 +32,6 @@ from adapmixed.serving.fields import Query, ServedModel
 from adapmixed.serving.metrics import Metrics
 from adapmixed.text import AnswerText
 
-PUBLIC = "public-model"
-"""`system_fingerprint` of an answer that the public model gave alone."""
 _LOG = logging.getLogger(__name__)
 _STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -67,9 +65,7 @@ class Reply:
             prompt: AnswerText(model.tokenizer, prompt.tokens, *ends, prompt.max_tokens)
             for prompt in query.prompts
         }
-        self._indices = {prompt: index for index, prompt in enumerate(query.prompts)}
         self.cancelled, self._released, self._reserved = False, 0, query.tokens
-        self._begun, self._last = time.monotonic(), dict[Prompt, float]()
         self._loop = asyncio.get_running_loop()
         # The index of a prompt, text, and "stop" or "length" at its end; None: the engine stopped.
         self._pieces: asyncio.Queue[tuple[int, str, str | None] | None] = asyncio.Queue()
@@ -81,7 +77,7 @@ class Reply:
             "model": model.name,
         }
         if query.public:
-            self._head["system_fingerprint"] = PUBLIC
+            self._head["system_fingerprint"] = "public-model"
 
     def add(self, prompt: Prompt, token: int) -> bool:
         """Take a token that was released; return whether it ends the answer to its prompt."""
@@ -93,11 +89,8 @@ class Reply:
         if finish is not None:  # a client that sees it may ask for what is free again
             self.end(prompt)
         if not self.cancelled:
-            now = time.monotonic()
-            waited = now - self._last.get(prompt, self._begun)
-            self._metrics.released(waited, first=prompt not in self._last)
-            self._last[prompt] = now
-            self._deliver((self._indices[prompt], text, finish))
+            self._metrics.released.inc()
+            self._deliver((self.query.prompts.index(prompt), text, finish))
         return finish is not None
 
     def end(self, prompt: Prompt) -> None:
@@ -193,7 +186,7 @@ class Reply:
         except RequestError as error:
             yield _event(error.body)
         except Exception as error:
-            _LOG.error("a stream has failed: %s", type(error).__name__)
+            _LOG.error("a stream has failed: %s", loggable(error))
             yield _event(internal().body)
 
     def _bodies(self, text: str, finish: str | None) -> list[tuple[dict[str, Any], str | None]]:
@@ -237,7 +230,8 @@ class Scheduler:
         engine: used by this thread alone.
 
     Attributes:
-        failed: True if the engine has raised an error, so that nothing more can be answered.
+        ended: True if nothing more is answered.
+        failed: True if that is because of an error.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -245,9 +239,8 @@ class Scheduler:
         self._changed = threading.Condition()
         self._waiting: dict[Prompt, Reply] = {}
         self._running: dict[Prompt, Reply] = {}
-        self._deadline: float | None = None  # set by `stop`
-        self._ended = False
-        self.failed = False
+        self._deadline: float | None = None  # set by `finish`
+        self.ended = self.failed = False
         self._thread = threading.Thread(target=self._run, name="adapmixed-engine", daemon=True)
         self._thread.start()
 
@@ -264,7 +257,7 @@ class Scheduler:
     @property
     def stopped(self) -> bool:
         """True if no more queries are taken."""
-        return self._ended or self._deadline is not None
+        return self.ended or self._deadline is not None
 
     def check_room(self, sequences: int) -> None:
         """Check that so many more sequences may wait. Any thread may call this.
@@ -292,24 +285,26 @@ class Scheduler:
             self._waiting |= dict.fromkeys(answer.query.prompts, answer)
             self._changed.notify()
 
-    def stop(self, deadline: float) -> None:
-        """Take no more queries, finish those that were taken for up to `deadline` seconds.
+    def finish(self, seconds: float) -> None:
+        """Take no more queries, and finish those that were taken for up to so many seconds.
 
-        It returns when the engine's thread has ended. To stop twice is allowed, and the earlier
-        deadline holds.
+        This returns at once. Of several deadlines the earliest holds.
         """
-        at = time.monotonic() + deadline
+        at = time.monotonic() + seconds
         with self._changed:
             self._deadline = at if self._deadline is None else min(at, self._deadline)
             self._changed.notify()
+
+    def stop(self) -> None:
+        """End every answer, and wait until the engine's thread has ended."""
+        self.finish(0.0)
         self._thread.join()
 
     def fail(self, reason: str) -> None:
         """End the engine because something else has failed; every answer ends with an error."""
         _LOG.error("the server answers no more: %s", reason)
-        with self._changed:
-            self.failed, self._deadline = True, time.monotonic()
-            self._changed.notify()
+        self.failed = True
+        self.finish(0.0)
 
     def _run(self) -> None:
         """Run the engine until it is stopped or fails; then end every answer."""
@@ -321,10 +316,10 @@ class Scheduler:
                     self._step()
         except BaseException as error:  # also what would end the thread alone, without a word
             self.failed = True
-            _LOG.error("the engine has failed and answers no more: %s", _reason(error))
+            _LOG.error("the engine has failed and answers no more: %s", loggable(error))
         finally:
             with self._changed:
-                self._ended = True
+                self.ended = True
                 left = [*self._running.values(), *self._waiting.values()]
                 self._waiting.clear()
             self._running.clear()
@@ -334,25 +329,21 @@ class Scheduler:
     def _wait(self) -> bool:
         """Wait until there is something to do. Return False once the engine must stop."""
         with self._changed:
-            while not (self._running or self._waiting or self._deadline is not None):
-                self._changed.wait()
+            self._changed.wait_for(lambda: self._running or self._waiting or self.stopped)
             if self._deadline is None:
                 return True
-            busy = bool(self._running or self._waiting)
-            return busy and time.monotonic() < self._deadline
+            return bool(self._running or self._waiting) and time.monotonic() < self._deadline
 
     def _drop_cancelled(self) -> None:
         """Let the sequences of clients that have left leave the queue and the batch."""
         with self._changed:
-            running, waiting = (
-                {prompt: answer for prompt, answer in held.items() if answer.cancelled}
-                for held in (self._running, self._waiting)
-            )
-            for prompt in waiting:
-                del self._waiting[prompt]
-        for prompt, answer in (running | waiting).items():
+            held = self._running | self._waiting
+            gone = {prompt: answer for prompt, answer in held.items() if answer.cancelled}
+            for prompt in gone:
+                self._waiting.pop(prompt, None)
+        for prompt, answer in gone.items():
             answer.end(prompt)
-        self._leave(running)
+        self._leave([prompt for prompt in gone if prompt in self._running])
 
     def _admit(self) -> None:
         """Let waiting sequences join the batch, as many as the engine has room for."""
@@ -377,9 +368,3 @@ class Scheduler:
             self._engine.leave(prompts)
             for prompt in prompts:
                 del self._running[prompt]
-
-
-def _reason(error: BaseException) -> str:
-    """Return what an operator's log may say of an error; other texts can name private values."""
-    name = type(error).__name__
-    return f"{name}: {error}" if isinstance(error, LedgerError) else name

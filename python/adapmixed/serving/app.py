@@ -8,11 +8,8 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import resource
 import socket
-import threading
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -32,37 +29,25 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from adapmixed.errors import BudgetSpentError, LedgerError
 from adapmixed.serving.admission import ANYONE, Admission, Key
 from adapmixed.serving.answers import Reply, Scheduler
-from adapmixed.serving.engine import Engine
+from adapmixed.serving.engine import MOST_WAITING, Engine
 from adapmixed.serving.errors import (
+    NO_RETRY,
     RequestError,
-    bad_request,
-    encoded,
     internal,
     json_response,
+    loggable,
     queue_full,
-    spent,
     stopping,
 )
-from adapmixed.serving.fields import Query, ServedModel, parsed, query_of
+from adapmixed.serving.fields import Query, ServedModel, query_of
 from adapmixed.serving.metrics import Metrics
 
 MAX_BODY = 1 << 20
 """Largest body of a request, in bytes."""
 
-BODY_SECONDS = 60.0
-"""Seconds that a client may take to send its body."""
-
-READERS, UNREAD = 2, 64
-"""Number of requests that are tokenized at the same time, and that may wait for it."""
-
-OPEN_PATH = "/health"
-"""The path that needs no key."""
-
-HEADER_SECONDS = 60.0
-"""Seconds that a connection may take until its first request has come."""
-
-SEND_SECONDS = 60.0
-"""Seconds that a client may take until it reads more of an answer, where the system can tell."""
+CLIENT_SECONDS = 60.0
+"""Seconds that a client may take to send a header, to send a body, and to read more of an answer,
+where the system can tell."""
 
 STOP_SECONDS = 30.0
 """Seconds that running answers have after a signal."""
@@ -94,19 +79,16 @@ class Service:
         self.scheduler = Scheduler(engine)
         self.metrics = Metrics(self.scheduler, admission)
         self._created = int(time.time())
-        self._readers, self._unread = asyncio.Semaphore(READERS), 0
-        self._turn = asyncio.Lock()
+        self._turn, self._unread = asyncio.Lock(), 0
         self._handlers: dict[str, tuple[str, Callable[[Request, Key], Awaitable[Any]]]] = {
             "/v1/completions": ("POST", partial(self._answer, chat=False)),
             "/v1/chat/completions": ("POST", partial(self._answer, chat=True)),
             "/v1/models": ("GET", self._models),
-            OPEN_PATH: ("GET", self._health),
+            "/health": ("GET", self._health),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. WebSockets and other protocols are not served."""
-        if scope["type"] != "http":
-            return
         status = 0
 
         async def counted(message: Message) -> None:
@@ -129,72 +111,75 @@ class Service:
                 await response(scope, receive, counted)
             except RequestError as error:
                 await error.response()(scope, receive, counted)
+        except ClientDisconnect:
+            pass
         except Exception as error:
-            _LOG.error("a request has failed: %s", _place(error))
+            _LOG.error("a request has failed: %s", loggable(error))
             if not status:
                 await internal().response()(scope, receive, counted)
         finally:
-            self.metrics.requested(path, status or 499)  # 499: the client left before
-            _ACCESS.info("%s %s %d", scope["method"], path, status or 499)
+            status = status or 499  # the client left before
+            self.metrics.requests.labels(path, status).inc()
+            _ACCESS.info("%s %s %d", scope["method"], path, status)
 
     def _key(self, scope: Scope) -> Key:
         """Return the key of who sends a request.
 
+        Without keys a page of another site, in a browser on this machine, could spend the budget.
+        So neither the host nor the origin may then be another machine.
+
         Raises:
-            RequestError: 401: there is none, or it is unknown; 403: as `_check_local`.
+            RequestError: 401: there is no key, or it is unknown; 403: another host or origin.
         """
-        headers = Headers(scope=scope)
-        if scope["path"] == OPEN_PATH:
+        headers, clients = Headers(scope=scope), self.admission.clients
+        if clients is None and scope["path"] != "/health":
+            named, local = [f"//{headers.get('host', '')}"], False
+            named.append(headers.get("origin", "//localhost"))
+            with suppress(ValueError):
+                local = all(is_loopback(urlsplit(address).hostname or "") for address in named)
+            if not local:
+                message = "a server without keys answers requests of its own machine alone"
+                raise RequestError(403, message, "not_local")
+        if clients is None or scope["path"] == "/health":
             return ANYONE
-        if self.admission.clients is None:
-            _check_local(headers)
-            return ANYONE
-        key = self.admission.clients.find(headers.get("authorization"))
+        key = clients.find(headers.get("authorization"))
         if key is None:
             message = "the header Authorization must be 'Bearer KEY' with a key of this server"
             given = {"www-authenticate": "Bearer"}
             raise RequestError(401, message, "invalid_api_key", headers=given)
         return key
 
-    async def _answer(self, request: Request, key: Key, *, chat: bool) -> Any:
-        """Return the response to a query, which is an ASGI application."""
-        try:
-            body = await _body(request)
-        except ClientDisconnect:
-            return Response(status_code=499)
-        if self._unread >= UNREAD:
+    async def _answer(self, request: Request, key: Key, *, chat: bool) -> Reply:
+        """Return the answer to a query, which is an ASGI application.
+
+        Requests are read and admitted one at a time, so that what was checked holds.
+
+        Raises:
+            RequestError: 400 for a fault of the request; 503 if the queue is full, the server
+                stops, or others have reserved the tokens that are left; 429 if the client asks too
+                often, or if the plan or the key has too few tokens left. Nothing is reserved then.
+        """
+        body = await _body(request)
+        if self._unread >= MOST_WAITING:
             raise queue_full()
         self._unread += 1
         try:
-            async with self._readers:  # reading may take long, so not in the event loop's thread
-                query = await asyncio.to_thread(
-                    lambda: query_of(parsed(body), self._model, key, chat=chat)
-                )
+            async with self._turn:
+                query = await asyncio.to_thread(self._admitted, body, key, chat)
+                try:
+                    answer = Reply(query, self.admission, self.metrics, self._model)
+                    self.scheduler.submit(answer)
+                except BaseException:
+                    self.admission.free(query.tokens, key.name)
+                    raise
+                return answer
         finally:
             self._unread -= 1
-        return await self._begin(query, key)
 
-    async def _begin(self, query: Query, key: Key) -> Reply:
-        """Reserve, count and submit a request; one at a time, so that what was checked holds.
-
-        Raises:
-            RequestError: 503 if the queue is full, the server stops, or others have reserved the
-                tokens that are left; 429 if the client asks too often, or if the plan or the key
-                has too few tokens left. Nothing is reserved then.
-        """
-        async with self._turn:
-            self.scheduler.check_room(len(query.prompts))
-            query = await asyncio.to_thread(self._reserved, query, key)
-            try:
-                answer = Reply(query, self.admission, self.metrics, self._model)
-                self.scheduler.submit(answer)
-            except BaseException:
-                self.admission.free(query.tokens, key.name)
-                raise
-        return answer
-
-    def _reserved(self, query: Query, key: Key) -> Query:
+    def _admitted(self, body: bytes, key: Key, chat: bool) -> Query:
         """Return a query that can be paid for, and whose tokens are reserved."""
+        query = query_of(body, self._model, key, chat=chat)
+        self.scheduler.check_room(len(query.prompts))
         try:
             self.admission.reserve(query.tokens, key)
             return query
@@ -205,8 +190,9 @@ class Service:
             self.scheduler.fail("the tokens of a key could not be counted durably")
             raise stopping() from None
         left = self.admission.unspent
-        rest = "" if left is None else f": {left} tokens are left of its plan"
-        raise spent(f"the ensemble's budget does not pay for max_tokens of every prompt{rest}")
+        message = "the ensemble's budget does not pay for max_tokens of every prompt"
+        message += "" if left is None else f": {left} tokens are left of its plan"
+        raise RequestError(429, message, "insufficient_quota", headers=NO_RETRY)
 
     async def _models(self, request: Request, key: Key) -> Response:
         """Answer /v1/models."""
@@ -233,38 +219,17 @@ async def _body(request: Request) -> bytes:
         ClientDisconnect: the client has left.
     """
     too_large = RequestError(413, f"the body must have at most {MAX_BODY} bytes", "too_large")
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and (len(length) > 12 or int(length) > MAX_BODY):
-        raise too_large
     parts = bytearray()
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(CLIENT_SECONDS):
             async for part in request.stream():
                 parts += part
                 if len(parts) > MAX_BODY:
                     raise too_large
     except TimeoutError:
-        message = f"the body must come within {BODY_SECONDS:g} seconds"
+        message = f"the body must come within {CLIENT_SECONDS:g} seconds"
         raise RequestError(408, message, headers={"connection": "close"}) from None
     return bytes(parts)
-
-
-def _check_local(headers: Headers) -> None:
-    """Check that a request was not sent by a page of another site in a browser on this machine.
-
-    Such a page could spend the budget of a server without keys.
-
-    Raises:
-        RequestError: 403: the request names another host, or comes from a page of another host.
-    """
-    addresses = f"//{headers.get('host', '')}", headers.get("origin", "//localhost")
-    try:
-        local = all(is_loopback(urlsplit(address).hostname or "") for address in addresses)
-    except ValueError:
-        local = False
-    if not local:
-        message = "a server without keys answers requests of its own machine alone"
-        raise RequestError(403, message, "not_local")
 
 
 def is_loopback(host: str) -> bool:
@@ -272,13 +237,6 @@ def is_loopback(host: str) -> bool:
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
-
-
-def _place(error: Exception) -> str:
-    """Return an error's type and place. Its text could hold a prompt or a private value."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" in {frames[-1].name}, line {frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}{place}"
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -296,30 +254,14 @@ def bound(host: str, port: int) -> socket.socket:
     # With the protocol, asyncio sends every token at once (TCP_NODELAY).
     found = socket.socket(family, kind, protocol)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if family == socket.AF_INET6:
-        found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     try:
         found.bind(address)
     except OSError as error:
         found.close()
         raise OSError(error.errno, f"{error.strerror}: {host} port {port}") from None
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * SEND_SECONDS))
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * CLIENT_SECONDS))
     return found
-
-
-def url_of(listening: socket.socket, *, tls: bool) -> str:
-    """Return the address that clients use, for an OpenAI client's `base_url`."""
-    host, port = listening.getsockname()[:2]
-    host = f"[{host}]" if ":" in host else host
-    return f"http{'s' if tls else ''}://{host}:{port}/v1"
-
-
-def raise_file_limit() -> None:
-    """Allow as many open connections as the system lets this process have."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # macOS has a lower limit than it says
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class _Protocol(H11Protocol):
@@ -328,14 +270,10 @@ class _Protocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Answer malformed HTTP, unless a response has begun, and close. uvicorn calls this."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            body = encoded(bad_request(None, "the request must be valid HTTP/1.1").body)
-            headers = [
-                ("content-type", "application/json"),
-                ("content-length", str(len(body))),
-                ("connection", "close"),
-            ]
+            found = RequestError(400, "the request must be valid HTTP/1.1").response()
+            headers = [*found.raw_headers, (b"connection", b"close")]
             head = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
-            for event in (head, h11.Data(data=body)):
+            for event in (head, h11.Data(data=bytes(found.body))):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
@@ -349,17 +287,10 @@ class Listener(uvicorn.Server):
 
     Args:
         service: the application. Its scheduler is stopped before the last connections are closed.
-        ready: called once clients can connect.
         tls: files of a certificate and its private key; None without TLS.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        ready: Callable[[], None] = lambda: None,
-        *,
-        tls: Sequence[Path] | None = None,
-    ) -> None:
+    def __init__(self, service: Service, *, tls: Sequence[Path] | None = None) -> None:
         certificate, key = tls or (None, None)
         config = uvicorn.Config(
             service,
@@ -376,21 +307,14 @@ class Listener(uvicorn.Server):
             ssl_keyfile=key,
         )
         super().__init__(config)
-        self._scheduler, self._ready = service.scheduler, ready
-        self._signals = 0
+        self._scheduler = service.scheduler
         self._silent: dict[Any, float] = {}  # connections without a request, since when
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen. uvicorn calls this."""
-        await super().startup(sockets)
-        if not self.should_exit:
-            self._ready()
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to end. uvicorn calls this ten times a second."""
         if counter % 10 == 0:
             self._close_silent()
-        return await super().on_tick(counter) or self._scheduler.failed
+        return await super().on_tick(counter) or self._scheduler.ended
 
     def _close_silent(self) -> None:
         """Close connections that have not sent a whole request in time."""
@@ -399,15 +323,9 @@ class Listener(uvicorn.Server):
         silent = [one for one in connections if one.cycle is None or one.cycle.response_complete]
         self._silent = {one: self._silent.get(one, now) for one in silent}
         for one, since in self._silent.items():
-            if now - since > HEADER_SECONDS:
+            if now - since > CLIENT_SECONDS:
                 one.transport.close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to stop. uvicorn calls this for a signal."""
-        self._signals += 1
-        seconds = STOP_SECONDS if self._signals == 1 else 0.0
-        threading.Thread(target=self._stop, args=(seconds,)).start()
-
-    def _stop(self, seconds: float) -> None:
-        self._scheduler.stop(seconds)
-        self.should_exit = True
+        self._scheduler.finish(0.0 if self._scheduler.stopped else STOP_SECONDS)

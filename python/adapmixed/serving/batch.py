@@ -30,7 +30,7 @@ _UNEVEN, _FEW = 2, 16
 _PART, _PART_EACH = 64, 4
 
 
-@dataclass
+@dataclass(eq=False)
 class _Batch:
     """Sequences of one decoder; `tokens` are the last ones released, None before the first."""
 
@@ -93,19 +93,16 @@ class BatchEngine:
         """
         running = sum(len(batch.prompts) for batch in self._batches)
         window = max((batch.decoder.window for batch in self._batches), default=0)
-        found = 0
         for count in range(1, len(waiting) + 1):
             joining = waiting[:count]
             lengths = [len(prompt.tokens) for prompt in joining]
-            if max(lengths) > _UNEVEN * min(lengths) + _FEW:
-                break
-            if running and count > 1 and count * max(lengths) > _part(running):
-                break
-            needed = (running + count) * self._bytes(max(window, _window(joining)))
-            if needed > self._memory:
-                break
-            found = count
-        return found
+            uneven = max(lengths) > _UNEVEN * min(lengths) + _FEW
+            slow = running and count > 1 and count * max(lengths) > _part(running)
+            longest = max(lengths) + max(prompt.max_tokens for prompt in joining) - 1
+            needed = (running + count) * self._bytes(max(window, longest))
+            if uneven or slow or needed > self._memory:
+                return count - 1
+        return len(waiting)
 
     def admit(self, joining: Sequence[Prompt]) -> None:
         """Add prompts as a batch of their own, which the next steps read."""
@@ -132,26 +129,31 @@ class BatchEngine:
             LedgerError: the charge could not be made durable. No token was released.
             RuntimeError: more was charged than released, which could pay for a later step.
         """
-        if not self._batches:
-            return []
-        running = [batch for batch in self._batches if batch.tokens is not None]
+        answering = [batch for batch in self._batches if batch.tokens is not None]  # one at most
         reading = next((batch for batch in self._batches if batch.tokens is None), None)
         part = None  # several prompts are short, and read as a whole
-        if running and reading is not None and len(reading.prompts) == 1:
-            part = _part(sum(len(batch.prompts) for batch in running))
-        answering = list(running)
+        if answering and reading is not None and len(reading.prompts) == 1:
+            part = _part(len(answering[0].prompts))
         if reading is not None and (part is None or reading.decoder.unread <= part):
             answering.append(reading)
         private = sum(not prompt.public for batch in answering for prompt in batch.prompts)
         with self._drawing.ahead(private):
-            self._advance()
+            for batch in answering:
+                if batch.tokens is not None:
+                    batch.decoder.append(batch.tokens)
             if reading is not None:
                 reading.decoder.read(part)
         released: list[tuple[Prompt, int]] = []
-        for batch in [one for one in self._batches if not one.decoder.unread]:
+        for batch in answering:
             batch.tokens = self._drawing.draw(batch.decoder.logits, batch.prompts)
             released += zip(batch.prompts, batch.tokens.tolist(), strict=True)
         self._drawing.check_all_drawn()
+        if len(answering) > 1:
+            first, joining = answering
+            first.decoder.join(joining.decoder)
+            first.prompts += joining.prompts
+            first.tokens = torch.tensor([token for _, token in released])
+            self._batches.remove(joining)
         return released
 
     def leave(self, ended: Collection[Prompt]) -> None:
@@ -166,19 +168,6 @@ class BatchEngine:
                 batch.prompts = [prompt for prompt in batch.prompts if prompt not in gone]
                 batch.tokens = None if batch.tokens is None else batch.tokens[~ends]
 
-    def _advance(self) -> None:
-        """Join all answered batches into one, and append the tokens that were released."""
-        answered = [batch for batch in self._batches if batch.tokens is not None]
-        if not answered:
-            return
-        first, *others = answered
-        for other in others:
-            first.decoder.join(other.decoder)
-            first.prompts += other.prompts
-        tokens = torch.cat([batch.tokens for batch in answered if batch.tokens is not None])
-        first.decoder.append(tokens)
-        self._batches = [first, *(batch for batch in self._batches if batch.tokens is None)]
-
     def _bytes(self, window: int) -> int:
         """Return the bytes that one sequence needs until it ends."""
         return self._ensemble.sequence_bytes(
@@ -189,9 +178,3 @@ class BatchEngine:
 def _part(running: int) -> int:
     """Return how many tokens of prompts a step reads while so many sequences run."""
     return max(_PART, _PART_EACH * running)
-
-
-def _window(joining: Sequence[Prompt]) -> int:
-    """Return the positions of the longest prompt with the longest answer; its last is not read."""
-    longest = max(len(prompt.tokens) for prompt in joining)
-    return longest + max(prompt.max_tokens for prompt in joining) - 1

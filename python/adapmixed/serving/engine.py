@@ -19,14 +19,15 @@ from torch import Tensor
 
 from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.lora import Logits
-from adapmixed.generation.generator import PrivateGenerator, charged
+from adapmixed.generation import PrivateGenerator
 from adapmixed.limits import DEFAULT_ACTIVE
-from adapmixed.mechanisms import Allowance, Mechanism, PublicOnly, shaped
+from adapmixed.mechanisms import Allowance, Mechanism, PublicOnly
 from adapmixed.privacy import Accountant
 from adapmixed_ext.types import RandomSource
 
 MOST_WAITING = 64
-"""Largest number of sequences that wait for an engine, and of prompts of a request."""
+"""Largest number of sequences that wait for an engine, of prompts of a request, and of requests
+that wait to be read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,17 +106,16 @@ class Drawing:
         active: int | None = DEFAULT_ACTIVE,
         rng: RandomSource | None = None,
     ) -> None:
-        self._generator = PrivateGenerator(ensemble, mechanism, accountant, rng=rng, active=active)
-        self._rng, self._origin = self._generator.rng, self._generator.origin
-        self._mechanism, self._accountant = mechanism, accountant
-        models, seeded = ensemble.num_models, getattr(self._rng, "seeded", True)
-        of: dict[str, Any] = {"origin": self._origin, "seeded": seeded}
+        self._private = PrivateGenerator(ensemble, mechanism, accountant, rng=rng, active=active)
+        rng, free = self._private.rng, Accountant(accountant.delta)
+        self._public = PrivateGenerator(ensemble, PublicOnly(), free, rng=rng, active=active)
+        models, seeded = ensemble.num_models, getattr(rng, "seeded", True)
+        of: dict[str, Any] = {"origin": self._private.origin, "seeded": seeded}
         self._charge_ahead = partial(accountant.charge_ahead, mechanism, models, **of)
         self._allowance: Allowance | None = None  # None if charges depend on the rows
         if accountant.epsilon is None:
             with suppress(ValueError):
                 self._allowance = Allowance(mechanism, models, **of)
-        self._unpaid = Accountant(accountant.delta)  # for answers of the public model alone
         self._writer = ThreadPoolExecutor(1, "adapmixed-ledger")  # its thread starts when needed
 
     @contextmanager
@@ -139,8 +139,6 @@ class Drawing:
     def draw(self, logits: Logits, prompts: Sequence[Prompt]) -> Tensor:
         """Return a token for every row, (B,) int64 on the CPU.
 
-        Prompts of the public model alone are answered as by members that all equal it.
-
         Args:
             logits: of B rows.
             prompts: what each of them continues.
@@ -154,23 +152,12 @@ class Drawing:
                 here = rows.to(public.device)
                 private, public = private[:, here], public[here]
                 tokens = None if tokens is None else tokens[here]
-            found[rows] = self._answered(Logits(private, public, tokens), *shape)
+            temperature, top_k, alone = shape
+            generator, payer = (self._public, None) if alone else (self._private, self._allowance)
+            found[rows] = generator.answer(
+                private, public, tokens, payer, temperature=temperature, top_k=top_k
+            )
         return found
-
-    def _answered(
-        self, logits: Logits, temperature: float, top_k: int | None, alone: bool
-    ) -> Tensor:
-        private, public, tokens = logits
-        if alone:
-            said = public if tokens is None else public.gather(1, tokens)
-            private = said.expand(len(private), -1, -1)
-        rows = shaped(
-            private, public,
-            temperature=temperature, top_k=top_k, active=self._origin.active_tokens, tokens=tokens,
-        )  # fmt: skip
-        mechanism = PublicOnly() if alone else self._mechanism
-        payer = self._unpaid if alone else self._allowance or self._accountant
-        return charged(rows, mechanism, payer, self._rng, self._origin).cpu()
 
     def check_all_drawn(self) -> None:
         """Raise RuntimeError if a step drew less than it charged: that could pay for others."""
@@ -182,6 +169,6 @@ class Drawing:
 
         Sequences of one shape are copied out of the batch before they are divided.
         """
-        one = self._generator.answer_bytes(temperature=2.0, top_k=None)
+        one = self._private.answer_bytes(temperature=2.0, top_k=None)
         held = one(rows, vocab_size, element, active)
         return held + rows * min(vocab_size, active or vocab_size) * element

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
 from starlette.responses import Response
+
+from adapmixed.errors import LedgerError
 
 NO_RETRY: Mapping[str, str] = {"x-should-retry": "false"}
 
@@ -54,11 +57,6 @@ def encoded(content: Any) -> bytes:
     return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
-def bad_request(param: str | None, message: str, code: str | None = None) -> RequestError:
-    """Return the error for a field that is wrong."""
-    return RequestError(400, message, code, param=param)
-
-
 def queue_full() -> RequestError:
     """Return the error for a server that has too many answers to give."""
     message = "too many answers wait already; try again later"
@@ -76,15 +74,19 @@ def stopping(*, charged: bool = False) -> RequestError:
     return RequestError(503, message, "stopping", headers=headers)
 
 
-def spent(message: str) -> RequestError:
-    """Return the error for a plan or a key that has too few tokens left."""
-    return RequestError(429, message, "insufficient_quota", headers=NO_RETRY)
-
-
 def internal() -> RequestError:
     """Return the error for a fault of the server. It says nothing about the cause."""
     message = "the server has made an error"
     return RequestError(500, message, "internal_error", headers=NO_RETRY)
+
+
+def loggable(error: BaseException) -> str:
+    """Return what a log may say of an error. Its text could hold a prompt or a private value."""
+    name = type(error).__name__
+    if isinstance(error, LedgerError):
+        return f"{name}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{name} in {frames[-1].name}, line {frames[-1].lineno}" if frames else name
 
 
 def shortened(value: object) -> str:

@@ -8,10 +8,10 @@ from typing import Any
 
 from adapmixed.generation.generator import check_window
 from adapmixed.generation.refused import NO_DRAW, REASONS
-from adapmixed.limits import check_count, check_flag, check_temperature
+from adapmixed.limits import check_count, check_flag, check_optional_count, check_temperature
 from adapmixed.serving.admission import Key
 from adapmixed.serving.engine import MOST_WAITING, Prompt
-from adapmixed.serving.errors import RequestError, bad_request, shortened
+from adapmixed.serving.errors import RequestError, shortened
 from adapmixed.text import check_prompt, check_text, stop_tokens, templated, text_ids
 
 ROLES = ("system", "developer", "user", "assistant")
@@ -34,7 +34,7 @@ SERVED = {False: _SERVED | {"prompt"}, True: _SERVED | {"messages", "max_complet
 IGNORED = frozenset({"user", "safety_identifier", "metadata"})
 """Fields that change nothing. They are neither read nor logged."""
 
-_UNKNOWN = "this server does not know it, and a field that it ignored could void the guarantee"
+_UNKNOWN = "this server does not offer it, and a field that it ignored could void the guarantee"
 _REASONS = {
     **REASONS,
     "n": (
@@ -42,15 +42,7 @@ _REASONS = {
     ),
     "seed": "whoever knows a seed can undo the randomness that protects the private data",
     "echo": "the prompt's tokens are no private answers, so this server does not return them",
-    **dict.fromkeys(
-        (
-            "store", "service_tier", "suffix", "tools", "tool_choice", "parallel_tool_calls",
-            "functions", "function_call", "modalities", "audio", "reasoning_effort", "verbosity",
-            "web_search_options",
-        ),
-        "this server does not offer it",
-    ),
-}  # fmt: skip
+}
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("min_p", "presence_penalty", "frequency_penalty", "min_tokens"), (0,)),
     **dict.fromkeys(("n", "top_p", "typical_p", "repetition_penalty", "length_penalty"), (1,)),
@@ -64,32 +56,10 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "suffix": ("",),
     "modalities": (["text"],),
 }
-REFUSED = {name: (_NEUTRAL.get(name, ()), reason) for name, reason in _REASONS.items()}
+REFUSED = {
+    name: (_NEUTRAL.get(name, ()), _REASONS.get(name, _UNKNOWN)) for name in _REASONS | _NEUTRAL
+}
 """Field that is not served -> (values without effect, the reason why others get 400)."""
-
-
-def parsed(body: bytes) -> dict[str, Any]:
-    """Return the JSON object that a body holds.
-
-    Raises:
-        RequestError: 400: it is not an object in UTF-8, a key occurs twice, or it is nested too
-            deeply.
-    """
-    try:
-        found = json.loads(body.decode("utf-8"), object_pairs_hook=_unique)
-    except (ValueError, RecursionError):  # also of integers with thousands of digits
-        found = None
-    if not isinstance(found, dict):
-        message = "the body must be one JSON object in UTF-8, not nested deeply, each field once"
-        raise bad_request(None, message)
-    return found
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a field is given twice")
-    return found
 
 
 def prompts_of(tokenizer: Any, value: Any) -> tuple[tuple[int, ...], ...]:
@@ -136,7 +106,7 @@ def conversation_of(tokenizer: Any, value: Any) -> tuple[tuple[int, ...], ...]:
     messages = [_message(f"messages[{index}]", one) for index, one in enumerate(value)]
     if not getattr(tokenizer, "chat_template", None):
         message = "the model has no chat template: use /v1/completions"
-        raise bad_request("messages", message, "no_chat_template")
+        raise RequestError(400, message, "no_chat_template", param="messages")
     return (_tokens(tokenizer, templated(tokenizer, messages)),)
 
 
@@ -211,11 +181,11 @@ class Query:
         return replace(self, prompts=tuple(replace(one, public=True) for one in self.prompts))
 
 
-def query_of(fields: dict[str, Any], model: ServedModel, key: Key, *, chat: bool) -> Query:
+def query_of(body: bytes, model: ServedModel, key: Key, *, chat: bool) -> Query:
     """Return what a request asks for. No field is ignored unless it has no effect.
 
     Args:
-        fields: the JSON object of the body. A null is as if its field was not given.
+        body: a JSON object in UTF-8. A null is as if its field was not given.
         model: the served model.
         key: the client's key.
         chat: whether the request is a chat completion.
@@ -223,7 +193,13 @@ def query_of(fields: dict[str, Any], model: ServedModel, key: Key, *, chat: bool
     Raises:
         RequestError: 404 for another model, 400 for any other fault.
     """
-    fields = {name: value for name, value in fields.items() if value is not None}
+    try:
+        given = json.loads(body.decode("utf-8"))
+    except (ValueError, RecursionError):  # also of integers with thousands of digits
+        given = None
+    if not isinstance(given, dict):
+        raise RequestError(400, "the body must be one JSON object in UTF-8, not nested deeply")
+    fields = {name: value for name, value in given.items() if value is not None}
     try:
         check_text("model", fields.get("model"))
         if fields["model"] != model.name:
@@ -233,8 +209,13 @@ def query_of(fields: dict[str, Any], model: ServedModel, key: Key, *, chat: bool
         stream = check_flag("stream", fields.get("stream", False))
         usage = "stream_options" in fields and _include_usage(fields["stream_options"], stream)
         cap = min(model.max_tokens, key.max_tokens or model.max_tokens)
-        given = _max_tokens(fields, cap)
-        shape = _temperature(fields.get("temperature", 1.0)), _top_k(fields.get("top_k", -1))
+        asked = _max_tokens(fields, cap)
+        temperature, top_k = fields.get("temperature", 1.0), fields.get("top_k")
+        if temperature == 0 and not isinstance(temperature, bool):
+            raise ValueError(f"temperature must be > 0, got {temperature}: {NO_DRAW}")
+        if type(top_k) is int and top_k in (0, -1):  # vLLM's values for all tokens
+            top_k = None
+        shape = check_temperature(temperature), check_optional_count("top_k", top_k)
         stops = _stops(fields, model.tokenizer, model.vocab)
         if chat:
             prompts = conversation_of(model.tokenizer, fields.get("messages"))
@@ -244,15 +225,15 @@ def query_of(fields: dict[str, Any], model: ServedModel, key: Key, *, chat: bool
             check_prompt(tokens, model.vocab, model.tokenizer)
     except ValueError as error:
         raise _refused(error, chat) from None
-    most, longest = given or min(DEFAULT_TOKENS, cap), max(map(len, prompts))
-    if given is None:
+    most, longest = asked or min(DEFAULT_TOKENS, cap), max(map(len, prompts))
+    if asked is None:
         most = max(1, min(most, model.window - longest + 1))
     try:
         check_window(model.window, longest, most)
     except ValueError as error:
         raise _refused(error, chat, "context_length_exceeded") from None
-    asked = tuple(Prompt(tokens, most, *shape, client=key.name) for tokens in prompts)
-    return Query(asked, *stops, chat, stream, usage)
+    made = tuple(Prompt(tokens, most, *shape, client=key.name) for tokens in prompts)
+    return Query(made, *stops, chat, stream, usage)
 
 
 def _refused(error: ValueError, chat: bool, code: str | None = None) -> RequestError:
@@ -260,7 +241,7 @@ def _refused(error: ValueError, chat: bool, code: str | None = None) -> RequestE
     name, _, words = str(error).partition(" ")
     ours = {"stop_strings": "stop", "max_new_tokens": "max_tokens"}
     name = "messages" if chat and name == "prompt" else ours.get(name, name)
-    return bad_request(name, f"{name} {words}"[:500], code)
+    return RequestError(400, f"{name} {words}"[:500], code, param=name)
 
 
 def _check_allowed(fields: dict[str, Any], chat: bool) -> None:
@@ -274,7 +255,7 @@ def _check_allowed(fields: dict[str, Any], chat: bool) -> None:
             shown = name if name in REFUSED else shortened(name)
             allows = " or ".join(["null", *map(json.dumps, neutral)])
             message = f"{shown} must be {allows}, got {shortened(value)}: {why}"
-            raise bad_request(name[:60], message, "unsupported_parameter")
+            raise RequestError(400, message, "unsupported_parameter", param=name[:60])
 
 
 def _include_usage(options: Any, stream: bool) -> bool:
@@ -293,18 +274,6 @@ def _max_tokens(fields: dict[str, Any], cap: int) -> int | None:
     if len(set(given)) > 1:
         raise ValueError("max_tokens must be equal to max_completion_tokens if both are given")
     return given[0] if given else None
-
-
-def _temperature(value: Any) -> float:
-    if value == 0 and not isinstance(value, bool):
-        raise ValueError(f"temperature must be > 0, got {value}: {NO_DRAW}")
-    return check_temperature(value)
-
-
-def _top_k(value: Any) -> int | None:
-    if type(value) is int and value in (0, -1):  # vLLM's values for all tokens
-        return None
-    return check_count("top_k", value)
 
 
 def _stops(

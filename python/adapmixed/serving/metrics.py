@@ -1,7 +1,7 @@
 """The operator's figures in Prometheus form, on the loopback interface alone.
 
-They count requests, released tokens and seconds. Charges, realised losses and spent budgets of
-shards are not among them. Seconds can depend on private rows, as all times can.
+They count requests, sequences and released tokens. Charges, realised losses, spent budgets of
+shards, and times, which can depend on private rows, are not among them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from adapmixed.serving.admission import Admission
 
@@ -25,19 +25,19 @@ class Metrics:
     Args:
         scheduler: knows the sequences in the batch and in the queue.
         admission: knows the tokens left of a plan.
+
+    Attributes:
+        requests: counts requests; a path is one of the server's, or "other".
+        released: counts the tokens that are released to answers.
     """
 
     def __init__(self, scheduler: Scheduler, admission: Admission) -> None:
         self.registry = CollectorRegistry()
         of: dict[str, Any] = {"namespace": "adapmixed", "registry": self.registry}
-        self._requests = Counter(
+        self.requests = Counter(
             "requests", "HTTP requests by path and status.", ("path", "status"), **of
         )
-        self._released = Counter("released_tokens", "Tokens released to answers.", **of)
-        told = "Seconds from a request to its first token."
-        self._first = Histogram("first_token_seconds", told, **of)
-        told = "Seconds from a token to the next."
-        self._between = Histogram("between_tokens_seconds", told, **of)
+        self.released = Counter("released_tokens", "Tokens released to answers.", **of)
         Gauge("running_sequences", "Sequences in the batch.", **of).set_function(
             lambda: scheduler.running
         )
@@ -47,15 +47,6 @@ class Metrics:
         if admission.left is not None:
             text = "Tokens of the plan that are neither charged nor reserved."
             Gauge("plan_tokens_left", text, **of).set_function(lambda: admission.left or 0)
-
-    def requested(self, path: str, status: int) -> None:
-        """Count a request. `path` is one of the server's paths, or "other"."""
-        self._requests.labels(path, str(status)).inc()
-
-    def released(self, seconds: float, *, first: bool) -> None:
-        """Count a released token, so long after the request if it is the first, or another."""
-        (self._first if first else self._between).observe(seconds)
-        self._released.inc()
 
     def serve(self, port: int) -> Callable[[], None]:
         """Serve the figures at http://127.0.0.1:port/metrics from a thread.
