@@ -19,7 +19,7 @@ from adapmixed.privacy import LeaveOneOutLoss, RenyiBound
 from adapmixed.privacy.costs import sound_bound
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit.search import last
-from adapmixed_lab.baselines import GivenToken, unprotected
+from adapmixed_lab.baselines import Baseline, GivenToken, unprotected
 
 
 def published_bound(order: float, target_leakage: float, num_models: int) -> float:
@@ -89,7 +89,7 @@ def subsampled_rdp(rate: float, costs: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True)
-class PublishedPMixED(PMixED):
+class PublishedPMixED(PMixED, Baseline):
     """PMixED by the paper's rule: β from |S_t|, amplification by equation 4, integer order.
 
     Its bound is not valid: the true loss can exceed it without limit, as its guarantee says. The
@@ -113,10 +113,6 @@ class PublishedPMixED(PMixED):
         """Return R = βα for a subset of this size."""
         beta = published_target_leakage(self.order, self.per_query, num_models, self.sample_rate)
         return beta * self.order
-
-    def answer_bytes(self, width: int) -> int:
-        """Return the bytes of `Mechanism.answer_bytes` and those of three more float64 rows."""
-        return super().answer_bytes(width) + 3 * 8 * width
 
     def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
         models, positions = rows.private.shape[:2]
