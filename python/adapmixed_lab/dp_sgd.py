@@ -148,8 +148,7 @@ def read_dp_adapter(folder: Path) -> tuple[AdapterGuarantee, object]:
     """
     try:
         content = json.loads((folder / GUARANTEE_FILE).read_text(encoding="utf-8"))
-        if content["format_version"] != FORMAT_VERSION:
-            version = content["format_version"]
+        if (version := content["format_version"]) != FORMAT_VERSION:
             raise ValueError(f"format_version must be {FORMAT_VERSION}, got {version!r}")
         check_epsilon(content["epsilon"])
         stated = {one.name: content[one.name] for one in fields(AdapterGuarantee)}
