@@ -185,6 +185,10 @@ def test_every_step_is_taken_and_the_base_is_left_alone(
     monkeypatch.setattr(
         dp_sgd.ops, "gaussian", lambda *a, **named: draws.append(1) or gaussian(*a, **named)
     )
+    sampled: list[tuple[int, float]] = []
+    monkeypatch.setattr(
+        dp_sgd, "poisson_sample", lambda *given: sampled.append(given) or poisson_sample(*given)
+    )
     inputs, labels = records(8)
     steps: list[tuple[int, int]] = []
     model = train_dp_adapter(
@@ -192,6 +196,7 @@ def test_every_step_is_taken_and_the_base_is_left_alone(
         lambda done, of: steps.append((done, of)),
     )  # fmt: skip
     assert steps == [(number, 30) for number in range(1, 31)]
+    assert sampled == [(8, 0.5)] * 30
     # Noise is added once a step, however the batch is split, as the accountant assumes.
     assert len(draws) == 30 * sum(p.requires_grad for p in model.parameters())
     assert all(torch.equal(before[name], value) for name, value in base.state_dict().items())
@@ -283,3 +288,5 @@ def test_refusals() -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError, match=f"{name} must be"):
             PrivacyTarget(**{"epsilon": 1.0, "delta": 1e-5} | {name: value})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="batch_size must be at most the 3 records"):
+        plan_noise(PrivacyTarget(1.0, 1e-5), 3, FinetuneConfig(batch_size=4), "line")
