@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from adapmixed_lab.figures.style import DrawnFigure
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GivenToken(NextToken):
     """The answers of B positions by their probabilities.
 
@@ -63,11 +63,10 @@ class GivenToken(NextToken):
         given: (B, k) float64, rows that sum to 1; 0 for columns that the public model masks.
     """
 
-    given: Tensor | None = None
+    given: Tensor
 
     def probabilities(self) -> Tensor:
         """Return the probabilities as they are."""
-        assert self.given is not None
         return self.given
 
     def log_prob(self, targets: Tensor) -> Tensor:

@@ -148,8 +148,7 @@ def read_dp_adapter(folder: Path) -> tuple[AdapterGuarantee, object]:
     """
     try:
         content = json.loads((folder / GUARANTEE_FILE).read_text(encoding="utf-8"))
-        if content["format_version"] != FORMAT_VERSION:
-            version = content["format_version"]
+        if (version := content["format_version"]) != FORMAT_VERSION:
             raise ValueError(f"format_version must be {FORMAT_VERSION}, got {version!r}")
         check_epsilon(content["epsilon"])
         stated = {one.name: content[one.name] for one in fields(AdapterGuarantee)}
@@ -161,32 +160,29 @@ def read_dp_adapter(folder: Path) -> tuple[AdapterGuarantee, object]:
 
 
 def plan_noise(
-    target: PrivacyTarget, records: int, batch_size: int, epochs: int
-) -> tuple[float, float, float, int, str]:
-    """Return (σ, ε, q, steps, accountant) for a target.
+    target: PrivacyTarget, records: int, config: FinetuneConfig, unit: str
+) -> AdapterGuarantee:
+    """Return the guarantee of a training that reaches a target.
+
+    Its σ is what Opacus finds, or for several records what `group_epsilon` allows.
 
     Args:
         target: ε and δ, and the records that ε is for.
         records: number of records in the corpus.
-        batch_size: expected records per step.
-        epochs: expected passes.
-
-    Returns:
-        σ is the noise multiplier that Opacus finds, or for several records that `group_epsilon`
-        allows. ε is the accountant's upper bound, at most the target's.
+        config: has the expected records per step, `batch_size`, and the expected passes, `epochs`.
+        unit: what an identifier names, as a phrase.
 
     Raises:
         ValueError: if the batch exceeds the records, or ε cannot be reached.
     """
-    if batch_size > records:
+    if config.batch_size > records:
         raise ValueError(
-            f"batch_size must be at most the {records} records of the corpus, got {batch_size}"
+            f"batch_size must be at most the {records} records of the corpus, got "
+            f"{config.batch_size}"
         )
-    rate = batch_size / records
-    steps = epochs * math.ceil(records / batch_size)
+    rate = config.batch_size / records
+    steps = config.epochs * math.ceil(records / config.batch_size)
     group = target.blocks_per_identifier or 1
-    if group == 1:
-        return *_record_noise(target, rate, steps), rate, steps, "prv"
 
     def cost(accuracy: float) -> float:
         grid = min(1e-2, 1e-3 * target.epsilon)
@@ -195,10 +191,17 @@ def plan_noise(
         except ValueError:  # dp-accounting's, if a difference of its logarithms rounds below 0
             return math.inf
 
-    accuracy = largest_within(cost, target.epsilon, most=2.0)
-    if accuracy == 0.0:
+    if group == 1:
+        sigma, epsilon, accountant = *_record_noise(target, rate, steps), "prv"
+    elif accuracy := largest_within(cost, target.epsilon, most=2.0):
+        sigma, epsilon = 1 / accuracy, cost(accuracy)
+        accountant = "gdp" if rate == 1.0 else "pld"
+    else:
         raise ValueError(f"epsilon must be larger for {group} blocks, got {target.epsilon!r}")
-    return 1 / accuracy, cost(accuracy), rate, steps, "gdp" if rate == 1.0 else "pld"
+    return AdapterGuarantee(
+        epsilon, target.delta, sigma, rate, steps, target.clipping_norm, config.block_size, unit,
+        target.blocks_per_identifier, accountant,
+    )  # fmt: skip
 
 
 def group_epsilon(
@@ -300,31 +303,25 @@ def train_dp_adapter(
     inputs: Tensor,
     labels: Tensor,
     config: FinetuneConfig,
-    target: PrivacyTarget,
-    *,
-    unit: str,
+    guarantee: AdapterGuarantee,
     progress: Callable[[int, int], None] | None = None,
-) -> tuple[Any, AdapterGuarantee]:
+) -> Any:
     """Train an adapter by DP-SGD with AdamW on a copy of `base`, which never changes.
 
     Args:
         base: a transformers causal language model.
         inputs, labels: (records, t) from `record_blocks`.
         config: the settings; `batch_size` is the expected batch.
-        target: the privacy to reach.
-        unit: what an identifier names, as a phrase.
+        guarantee: from `plan_noise`, for these records and settings.
         progress: called after every step with (steps done, steps in all).
 
     Returns:
-        (the adapted copy in eval mode, its guarantee).
+        the adapted copy in eval mode.
 
     Raises:
-        ValueError: as `plan_noise`; if a block is longer than the base's context; or if a gradient
-            is not finite, because clipping would not bound it.
+        ValueError: if a block is longer than the base's context, or if a gradient is not finite,
+            because clipping would not bound it.
     """
-    sigma, epsilon, rate, steps, accountant = plan_noise(
-        target, inputs.shape[0], config.batch_size, config.epochs
-    )
     check_positions(base, inputs)
     from opacus import GradSampleModule
 
@@ -332,11 +329,11 @@ def train_dp_adapter(
     model.train()
     parameters = [p for p in model.parameters() if p.requires_grad]
     adamw = torch.optim.AdamW(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
-    schedule = linear_schedule(adamw, config, steps)
-    optimizer = _optimizer(adamw, sigma, target.clipping_norm, config.batch_size)
+    schedule = linear_schedule(adamw, config, guarantee.steps)
+    optimizer = _optimizer(adamw, guarantee, config.batch_size)
     wrapped = GradSampleModule(model, loss_reduction="sum")
-    for step in range(steps):
-        rows = poisson_sample(inputs.shape[0], rate)
+    for step in range(guarantee.steps):
+        rows = poisson_sample(inputs.shape[0], guarantee.sample_rate)
         batches = torch.split(rows, PHYSICAL_BATCH)
         for index, batch in enumerate(batches):
             _backward(wrapped, inputs[batch], labels[batch])
@@ -345,13 +342,9 @@ def train_dp_adapter(
             optimizer.zero_grad(set_to_none=True)
         schedule.step()
         if progress is not None:
-            progress(step + 1, steps)
+            progress(step + 1, guarantee.steps)
     wrapped.to_standard_module()
-    guarantee = AdapterGuarantee(
-        epsilon, target.delta, sigma, rate, steps, target.clipping_norm, config.block_size, unit,
-        target.blocks_per_identifier, accountant,
-    )  # fmt: skip
-    return model.eval(), guarantee
+    return model.eval()
 
 
 def poisson_sample(records: int, rate: float) -> Tensor:
@@ -385,7 +378,7 @@ def train_dp(
     """Train on a corpus, and write an ordinary peft folder with `guarantee.json` in one step.
 
     Raises:
-        ValueError: if the output exists, and as `train_dp_adapter`.
+        ValueError: if the output exists, and as `plan_noise` and `train_dp_adapter`.
     """
     if output.exists():
         raise ValueError(f"output must be a new folder, {output} exists")
@@ -399,9 +392,8 @@ def train_dp(
         blocks_per_identifier=target.blocks_per_identifier,
         vocab_size=int(model.config.get_text_config().vocab_size),
     )
-    adapted, guarantee = train_dp_adapter(
-        model.to(device), inputs, labels, config, target, unit=unit, progress=progress
-    )
+    guarantee = plan_noise(target, inputs.shape[0], config, unit)
+    adapted = train_dp_adapter(model.to(device), inputs, labels, config, guarantee, progress)
     temporary = temporary_folder(output)
     save_adapter(adapted, temporary, config, base_name=base_name)
     said = {**asdict(guarantee), "statement": str(guarantee), "training": asdict(config)}
@@ -430,7 +422,7 @@ def _backward(wrapped: Any, inputs: Tensor, labels: Tensor) -> None:
         (losses.sum(dim=1) / count).sum().backward()  # type: ignore[no-untyped-call]
 
 
-def _optimizer(adamw: Any, sigma: float, clipping_norm: float, batch_size: int) -> Any:
+def _optimizer(adamw: Any, guarantee: AdapterGuarantee, batch_size: int) -> Any:
     """Return Opacus' optimizer with unpredictable noise; it raises for gradients not finite."""
     from opacus.optimizers import DPOptimizer
 
@@ -438,8 +430,8 @@ def _optimizer(adamw: Any, sigma: float, clipping_norm: float, batch_size: int) 
         def __init__(self) -> None:
             super().__init__(
                 adamw,
-                noise_multiplier=sigma,
-                max_grad_norm=clipping_norm,
+                noise_multiplier=guarantee.noise_multiplier,
+                max_grad_norm=guarantee.clipping_norm,
                 expected_batch_size=None,
                 loss_reduction="sum",
             )

@@ -41,6 +41,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 T = 8
+GUARANTEE = AdapterGuarantee(8.0, 1e-5, 1e-6, 0.5, 30, 1.0, T, "line", None, "prv")
 
 
 class Letters:
@@ -128,7 +129,8 @@ def test_gradients_are_those_of_single_records(base: Any, family: str) -> None:
 def one_step(model: Any, rows: int, sigma: float, norm: float) -> torch.Tensor:
     """Return the noisy gradients of one step with `rows` records and an expected batch of 4."""
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = dp_sgd._optimizer(torch.optim.SGD(parameters, lr=0.0), sigma, norm, 4)
+    guarantee = replace(GUARANTEE, noise_multiplier=sigma, clipping_norm=norm)
+    optimizer = dp_sgd._optimizer(torch.optim.SGD(parameters, lr=0.0), guarantee, 4)
     gradients(model, *(one[:rows] for one in records(8)))
     optimizer.step()
     return torch.cat([p.grad.flatten() for p in parameters])
@@ -177,23 +179,26 @@ def test_every_step_is_taken_and_the_base_is_left_alone(
     base: Any, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = {name: value.clone() for name, value in base.state_dict().items()}
-    monkeypatch.setattr(dp_sgd, "plan_noise", lambda *arguments: (1e-6, 8.0, 0.5, 30, "prv"))
     monkeypatch.setattr(dp_sgd, "PHYSICAL_BATCH", 3)
     draws: list[int] = []
     gaussian = dp_sgd.ops.gaussian
     monkeypatch.setattr(
         dp_sgd.ops, "gaussian", lambda *a, **named: draws.append(1) or gaussian(*a, **named)
     )
+    sampled: list[tuple[int, float]] = []
+    monkeypatch.setattr(
+        dp_sgd, "poisson_sample", lambda *given: sampled.append(given) or poisson_sample(*given)
+    )
     inputs, labels = records(8)
     steps: list[tuple[int, int]] = []
-    model, guarantee = train_dp_adapter(
-        base, inputs, labels, settings(family, batch_size=4), PrivacyTarget(8, 1e-5), unit="line",
-        progress=lambda done, of: steps.append((done, of)),
+    model = train_dp_adapter(
+        base, inputs, labels, settings(family, batch_size=4), GUARANTEE,
+        lambda done, of: steps.append((done, of)),
     )  # fmt: skip
     assert steps == [(number, 30) for number in range(1, 31)]
+    assert sampled == [(8, 0.5)] * 30
     # Noise is added once a step, however the batch is split, as the accountant assumes.
     assert len(draws) == 30 * sum(p.requires_grad for p in model.parameters())
-    assert (guarantee.steps, guarantee.sample_rate, guarantee.unit) == (30, 0.5, "line")
     assert all(torch.equal(before[name], value) for name, value in base.state_dict().items())
     with torch.no_grad():
         loss = [float(m(input_ids=inputs, labels=labels).loss) for m in (base, model)]
@@ -226,11 +231,13 @@ def test_the_adapter_is_ordinary_and_says_what_it_promises(
 
 def test_epsilon_agrees_with_another_accountant() -> None:
     """The PLD accountant of dp-accounting is another program with another discretisation."""
-    sigma, epsilon, rate, steps, accountant = plan_noise(PrivacyTarget(2.0, 1e-4), 60, 12, 2)
-    assert (rate, steps, accountant) == (0.2, 10, "prv")
-    step = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(sigma))
+    config = FinetuneConfig(batch_size=12, epochs=2, block_size=T)
+    found = plan_noise(PrivacyTarget(2.0, 1e-4, clipping_norm=0.5), 60, config, "line")
+    sigma, epsilon = found.noise_multiplier, found.epsilon
+    assert found == AdapterGuarantee(epsilon, 1e-4, sigma, 0.2, 10, 0.5, T, "line", None, "prv")
+    step = dp_event.PoissonSampledDpEvent(0.2, dp_event.GaussianDpEvent(sigma))
     other = PLDAccountant(value_discretization_interval=1e-3)
-    other.compose(dp_event.SelfComposedDpEvent(step, steps))
+    other.compose(dp_event.SelfComposedDpEvent(step, 10))
     assert epsilon - 0.03 < other.get_epsilon(1e-4) <= epsilon <= 2
 
 
@@ -266,10 +273,12 @@ def test_epsilon_of_a_group_over_steps() -> None:
     assert 0 <= group_epsilon(30.0, 1 - 1e-9, 25, 6, 1e-6) - exact < 0.02
     assert group_epsilon(30.0, 1.0, 25, 6, 1e-6) == exact
     target = PrivacyTarget(2.0, 1e-5, blocks_per_identifier=6)
-    sigma, epsilon, rate, steps, accountant = plan_noise(target, 100, 20, 3)
-    assert (rate, steps, accountant) == (0.2, 15, "pld") and 1.98 < epsilon <= 2.0
-    assert plan_noise(target, 20, 20, 3)[2:] == (1.0, 3, "gdp")
-    assert epsilon == group_epsilon(sigma, rate, steps, 6, 1e-5, grid=2e-3)
+    config = FinetuneConfig(batch_size=20, epochs=3)
+    found, full = (plan_noise(target, records, config, "line") for records in (100, 20))
+    assert (found.sample_rate, found.steps, found.accountant) == (0.2, 15, "pld")
+    assert (full.sample_rate, full.steps, full.accountant) == (1.0, 3, "gdp")
+    assert found.blocks_per_identifier == 6 and 1.98 < found.epsilon <= 2.0
+    assert found.epsilon == group_epsilon(found.noise_multiplier, 0.2, 15, 6, 1e-5, grid=2e-3)
 
 
 def test_refusals() -> None:
@@ -279,3 +288,5 @@ def test_refusals() -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError, match=f"{name} must be"):
             PrivacyTarget(**{"epsilon": 1.0, "delta": 1e-5} | {name: value})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="batch_size must be at most the 3 records"):
+        plan_noise(PrivacyTarget(1.0, 1e-5), 3, FinetuneConfig(batch_size=4), "line")

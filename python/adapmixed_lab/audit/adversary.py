@@ -20,7 +20,7 @@ from adapmixed.privacy import Accountant
 from adapmixed.privacy.conversions import gdp_to_dp
 from adapmixed.rng import SeededRandom
 from adapmixed_lab.audit import SLACK, Effort, Finding
-from adapmixed_lab.audit.search import FAR, Array, stated_epsilon
+from adapmixed_lab.audit.search import FAR, Array, stated_epsilon, uncharged
 
 DELTA = 1e-5
 CELLS = 16
@@ -74,9 +74,7 @@ class Duel:
 
     def answers(self, member: float) -> Array:
         """Return the mechanism's probability of token 0, for each of the 15 questions."""
-        ticket = self.ticket(member)
-        Accountant(DELTA, adjacency=self.adjacency).charge(ticket)
-        found = ticket._distribution.probabilities()
+        found = uncharged(self.ticket(member))._distribution.probabilities()
         return np.array(found[:, 0].tolist())
 
     def reached(self, queries: int, epsilon: float) -> float:

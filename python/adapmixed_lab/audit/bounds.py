@@ -127,8 +127,7 @@ def _charge_target(mechanism: Mechanism, models: int) -> Target:
     order = mechanism.order if isinstance(mechanism, ClippedMixing) else None
     ratio = divergences({order: 1.0} if order is not None else {a: a for a in ORDERS})
     name = f"{mechanism.name}, member 0 of {models}, zero_out"
-    own = lambda *given: search.charged(*given)[0]  # noqa: E731
-    return Target(name, OWN_CHARGE, mechanism, (models, 3), ratio, charge=own)
+    return Target(name, OWN_CHARGE, mechanism, (models, 3), ratio, charge=search.charged)
 
 
 def _realised_target(mechanism: AdaPMixED, adjacency: str) -> Target:

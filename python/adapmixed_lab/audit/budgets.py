@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -241,7 +242,7 @@ def _others(effort: Effort) -> Iterator[Finding]:
 
     asked: dict[str, Callable[[Tensor, Tensor], Any]] = {"a loss of the realised mixture": _losses}
     for mechanism in (_box(0.6, 1.6), ClippedLogPool(-9.0, 9.0, 0.1)):
-        asked[mechanism.name] = lambda *rows, of=mechanism: charged(of, *rows)[0]
+        asked[mechanism.name] = partial(charged, mechanism)
     differing = dict.fromkeys(asked, 0)
     for _ in range(number):
         public = 2 * normal(positions, vocab)

@@ -10,6 +10,7 @@ from fractions import Fraction
 from multiprocessing import get_context
 from pathlib import Path
 
+import scipy  # it loads scipy.stats on its first use
 import torch
 from torch import Tensor
 
@@ -20,12 +21,7 @@ from adapmixed.rng import SecureRandom, SeededRandom
 from adapmixed_ext.reference import sampling_weights
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit import Effort, Finding
-from adapmixed_lab.audit.search import (
-    CONFIDENCE,
-    binomial_deviation,
-    chi_square,
-    chi_square_limit,
-)
+from adapmixed_lab.audit.search import CONFIDENCE, chi_square, chi_square_limit
 
 DRAWS_PER_SECOND = 100_000.0
 CHUNK = 1 << 16
@@ -117,7 +113,7 @@ def _rare(effort: Effort) -> Iterator[Finding]:
             f"{bug}; {name}" if bug else name,
             f"confidence that they are not drawn as often as stated ({draws * share:.0f} times)",
             CONFIDENCE,
-            binomial_deviation(hits, draws, share),
+            1 - float(scipy.stats.binomtest(hits, draws, share).pvalue),  # two-sided
             CONFIDENCE,
             control=bool(bug),
         )

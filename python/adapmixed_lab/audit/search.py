@@ -92,10 +92,11 @@ def realised(mechanism: Mechanism, private: Tensor, public: Tensor) -> LeaveOneO
 
 
 def charged(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
-    """Return (N, B), the individual charges of the members."""
+    """Return (B,), the individual charges of member 0."""
     charges = mechanism.propose(private, public, rng=SeededRandom(0))._charges
     assert charges is not None
-    return charges
+    first: Array = charges[0]
+    return first
 
 
 def renyi(p: Array, q: Array, order: float) -> Array:
@@ -209,11 +210,6 @@ def chi_square_limit(freedom: int, confidence: float = CONFIDENCE) -> float:
     with probability 0.00092 at most; more cells or draws less often.
     """
     return float(scipy.stats.chi2.isf((1 - confidence) / 2, freedom))
-
-
-def binomial_deviation(hits: int, draws: int, probability: float) -> float:
-    """Return 1 - the two-sided p-value: the confidence that this is not the probability."""
-    return 1 - float(scipy.stats.binomtest(hits, draws, probability).pvalue)
 
 
 def one_run_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:

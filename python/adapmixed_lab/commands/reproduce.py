@@ -142,12 +142,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, Sources, "dataset paper scale")
     add_options(parser, ReproduceOptions, "out seed seeds references")
     add_options(parser, SharedOptions, "device dtype")
-    groups: dict[str, tuple[type, str]] = {
-        "size (defaults: the paper's)": (ReproduceOptions, "queries runs long_queries"),
-        "inputs of --scale full": (Sources, "base ensemble text"),
-    }
-    for title, (kind, names) in groups.items():
-        add_options(parser, kind, names, title=title)
+    title = "size (defaults: the paper's)"
+    add_options(parser, ReproduceOptions, "queries runs long_queries", title=title)
+    add_options(parser, Sources, "base ensemble text", title="inputs of --scale full")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -167,10 +164,8 @@ def run(arguments: argparse.Namespace) -> int:
     for seed, ensemble in enumerate(ensembles):
         sources = Sources(**given | {"ensemble": ensemble})
         # At builtin scale an experiment of the paper takes minutes, so a killed one starts again.
-        keep = arguments.out if sources.scale == "full" else None
-        if keep is not None and seed:
-            keep = keep / f"training-{seed}"
-            keep.mkdir(parents=True, exist_ok=True)
+        keep = arguments.out / f"training-{seed}" if sources.scale == "full" else None
+        check_output("--out", keep, folder=True)
         run: dict[str, Any] = {"seed": arguments.seed, "keep": keep, "progress": update}
         inputs = load_inputs(sources, arguments.out, seed, **run)
         results.append(_experiment(arguments, inputs, seed))

@@ -146,17 +146,16 @@ def _table(rows: Sequence[Row]) -> list[str]:
     shown = {"screened": any(float(side.get("screened") or 0.0) for side in sides)}
     shown["vs public"] = any(side.get("difference") for side in sides)
     columns = [(title, *how) for title, how in _COLUMNS.items() if shown.get(title, True)]
-    if any(one["label"] for one in rows) and len({one["method"] for one in rows}) == 1:
-        cells = [["setting"], *([one["label"]] for one in rows)]
-    else:
-        cells = [["method"], *([f"{one['method']} {one['label']}".strip()] for one in rows)]
+    title, key = ("setting", "label") if rows[0]["label"] else ("method", "method")
+    cells = [[title], *([one[key]] for one in rows)]
     numbers = [False]
     for side in ("ours", "paper") if any(one["paper"] for one in rows) else ("ours",):
-        for title, number, show in columns:
+        values = [one[side] or {} for one in rows]
+        for title, field, number, show in columns:
             if side == "paper" and title not in _PAPER:
                 continue
             name = "paper: ε" if side == "paper" and title == "ε" else title
-            found = [MISSING if one[side] is None else show(one[side]) for one in rows]
+            found = [MISSING if one.get(field) is None else show(one) for one in values]
             cells = [[*line, cell] for line, cell in zip(cells, [name, *found], strict=True)]
             numbers.append(number)
     return aligned(cells, numbers)
@@ -176,38 +175,29 @@ def _has_parts(side: Mapping[str, Any] | None) -> bool:
 
 
 def _epsilon(side: Mapping[str, Any]) -> str:
-    if side.get("epsilon") is None:
-        return MISSING
     deviation = side.get("epsilon_deviation")
     return show_cost(side) + (f" ± {float(deviation):.2g}" if deviation else "")
 
 
 def _perplexity(side: Mapping[str, Any]) -> str:
-    if side.get("perplexity") is None:
-        return MISSING
     deviation = side.get("perplexity_deviation") if "place" in side else None
     spread = "" if deviation is None else f" ± {float(deviation):.2f}"
     return format_perplexity(float(side["perplexity"])) + spread
 
 
 def _screened(side: Mapping[str, Any]) -> str:
-    if side.get("screened") is None:
-        return MISSING
     count = float(side["screened"])
     return f"{count:,.4g}" if count < 1e4 else f"{count:,.0f}"
 
 
-_COLUMNS: Mapping[str, tuple[bool, Callable[[Mapping[str, Any]], str]]] = {
-    "ε": (True, _epsilon),
-    "perplexity": (True, _perplexity),
-    "vs public": (True, lambda side: format_against(None, side.get("difference"))),
-    "screened": (True, _screened),
-    "guarantee": (False, lambda side: KIND_LABELS.get(side["kind"], side["kind"])),
-    "neighbours": (False, lambda side: format_neighbours(side.get("adjacency"))),
-    "of one": (
-        False,
-        lambda side: MISSING if side["kind"] in ("public", "none") else str(side["unit"]),
-    ),
+_COLUMNS: Mapping[str, tuple[str, bool, Callable[[Mapping[str, Any]], str]]] = {
+    "ε": ("epsilon", True, _epsilon),
+    "perplexity": ("perplexity", True, _perplexity),
+    "vs public": ("difference", True, lambda side: format_against(None, side["difference"])),
+    "screened": ("screened", True, _screened),
+    "guarantee": ("kind", False, lambda side: KIND_LABELS.get(side["kind"], side["kind"])),
+    "neighbours": ("adjacency", False, lambda side: format_neighbours(side["adjacency"])),
+    "of one": ("adjacency", False, lambda side: str(side["unit"])),
 }
-"""Whether a column holds numbers, and its cell for one side of a row."""
+"""The field without which a cell is empty, whether cells are numbers, and the cell of a side."""
 _PAPER = ("ε", "perplexity", "screened", "guarantee")

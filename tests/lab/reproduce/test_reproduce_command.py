@@ -102,7 +102,7 @@ def test_full_scale_with_stand_ins(tmp_path: Path, capsys: pytest.CaptureFixture
     assert 7.5 < long["ours"]["epsilon"] <= 8 and long["paper"]["perplexity"] == 32.53
     assert "block of 16 tokens" in printed and "paper: ε" in printed
     # The same command again reads what is kept: nothing is answered anew.
-    kept = {path.name: path.read_bytes() for path in out.glob("*.state.json")}
+    kept = {path.name: path.read_bytes() for path in (out / "training-0").glob("*.state.json")}
     assert set(kept) == {
         f"table1-{part}.state.json"
         for part in ("1", "1-run-1", "1-alone-0", "1-alone-0-run-1", "2", "2-alone-0")
