@@ -16,7 +16,6 @@ from torch import Tensor
 from adapmixed.limits import check_type
 
 _UNKNOWN = "\ufffd"
-_BYTES = 4  # of the longest character, so that it has at most four tokens
 
 StopRule = Callable[[Tensor], Tensor]
 """A function from (b, s) int64 released tokens, −1 after an end, to (b,) bool, True for sequences
@@ -300,50 +299,34 @@ def check_prompt(ids: Sequence[int], vocab_size: int, tokenizer: Any) -> None:
 class Continuation:
     """A continuation that is decoded token by token.
 
-    Some tokenizers spell rare characters in bytes, a token each, and decode neighbouring bytes
-    together: if one byte is wrong or missing, all of them become "\ufffd".
+    Text is held back while it ends in "\ufffd": a character may be spelled in bytes, a token each.
     """
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int]) -> None:
         self._tokenizer, self._ids = tokenizer, list(prompt)
-        self._whole = len(prompt)  # tokens that are shown; those behind may end inside a character
-        while self._whole > max(len(prompt) - _BYTES, 0) and self._ends_inside(self._whole):
-            self._whole -= 1
-        self._shown = self._decoded(self._whole)
-        self._inside = self._whole < len(prompt)  # signs of lost bytes are the prompt's, not shown
+        self._shown = len(prompt)  # tokens that are shown; those behind end inside a character
+        while self._shown > max(len(prompt) - 4, 0) and self._ends_inside(self._shown):
+            self._shown -= 1
+        self._inside = self._shown < len(prompt)  # signs of lost bytes are the prompt's, not shown
 
     def add(self, token: int) -> str:
         """Return the text that this token adds; what ends inside a character is held back."""
         self._ids.append(token)
-        lost = ""
-        if len(self._ids) - self._whole >= _BYTES and self._ends_inside():
-            # No character has more tokens, so the first of these does not begin one.
-            lost, begun = self._new(self._whole + 1), self._ids[self._whole + 1 :]
-            self._ids, self._whole, self._shown = begun, 0, ""
-        if self._ends_inside():
-            return lost
-        piece = self.rest()
-        if piece:
-            self._inside = False
-            # So that a token's cost does not grow with the text. The last piece stays, because some
-            # tokenizers drop the space of the first token.
-            self._ids = self._ids[self._whole :]
-            self._whole, self._shown = len(self._ids), self._decoded()
-        return lost + piece
+        return "" if self._ends_inside() else self.rest()
 
     def rest(self) -> str:
         """Return the text that was held back for an incomplete character."""
-        piece, self._shown = self._new(None), self._decoded()
-        return piece
-
-    def _new(self, end: int | None) -> str:
-        """Return what the tokens up to this one add to the text that was shown."""
-        text = self._decoded(end)
-        same = len(commonprefix([self._shown, text]))
-        piece = text[same:]
-        if same < len(self._shown) and piece.startswith(_UNKNOWN):  # bytes that were shown, too
+        shown, text = self._decoded(self._shown), self._decoded()
+        same = len(commonprefix([shown, text]))
+        piece = text[same:].lstrip(_UNKNOWN if self._inside else "")
+        if same < len(shown) and piece.startswith(_UNKNOWN):  # bytes that were shown, too
             piece = _UNKNOWN + piece.lstrip(_UNKNOWN)
-        return piece.lstrip(_UNKNOWN) if self._inside else piece
+        if piece:
+            # So that a token's cost does not grow with the text. The last piece stays, because some
+            # tokenizers drop the space of the first token.
+            self._ids, self._inside = self._ids[self._shown :], False
+        self._shown = len(self._ids)
+        return piece
 
     def _ends_inside(self, end: int | None = None) -> bool:
         return self._decoded(end).endswith(_UNKNOWN)
