@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from adapmixed import __version__
-from adapmixed.commands.options import as_typed, unknown_options
+from adapmixed.commands.options import as_typed
 
 _COMMANDS = (
     "demo", "train", "evaluate", "compare", "generate", "synthesize", "chat", "serve", "keys",
@@ -87,9 +87,7 @@ def run_command(
     Returns:
         The exit status of the command, or 2 after an error.
     """
-    parsed, unknown = parser.parse_known_args(typed)
-    if unknown:
-        parser.error(unknown_options(unknown))
+    parsed = parser.parse_args(typed)
     if not sys.stderr.isatty():  # also of transformers, which is not imported yet
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from mechanism_cases import MECHANISMS
-from trained_demo import DEMO_ENSEMBLE, MODELS, copy_trained
+from trained_demo import MODELS, copy_trained
 
 from adapmixed.cli import main
 from adapmixed.commands import options
@@ -18,7 +17,6 @@ from adapmixed.commands.options import kinds, mechanism_of
 from adapmixed.data import demo_base, held_out_text
 from adapmixed.ensemble import Ensemble
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, PMixED, PublicOnly
-from adapmixed.ranks import ALONE
 from adapmixed_ext import build_info
 from adapmixed_lab.cli import main as laboratory
 
@@ -37,21 +35,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     monkeypatch.setattr(Ensemble, "from_pretrained", load)
     return found
-
-
-@pytest.mark.usefixtures("asked")
-def test_the_main_process_says_that_the_hub_is_asked(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = "Base 'pubb' is not a folder here; asking the model hub for it.\n"
-    arguments = argparse.Namespace(device="cpu", dtype="float32", ensemble=DEMO_ENSEMBLE)
-    for base, rank, words in (("pubb", 0, said), ("pubb", 1, ""), (str(demo_base()), 0, "")):
-        monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        arguments.base = base
-        with pytest.raises(ValueError, match="loaded"):
-            options.load_ensemble(arguments, ALONE)
-        assert capsys.readouterr().err == words
 
 
 @pytest.mark.parametrize("command", ["evaluate", "generate", "chat", "reproduce"])
@@ -109,21 +92,21 @@ def test_reproduce_loads_where_it_is_told(
 def test_the_time_left_is_that_of_the_work_since_a_resumption(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = iter([0.0, 100.0, 100.0, 140.0])
-    monkeypatch.setattr(options.time, "monotonic", lambda: next(clock))
-    update, close = options.progress_bar(1000, "token")
+    clock = [100.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: clock[0])
+    update, close = options.progress_bar("token")
     update(900, 1000)  # read from a file
+    clock[0] += 40
     update(920, 1000)
+    assert "920/1000 [00:40<02:40" in capsys.readouterr().err
     close()
-    assert capsys.readouterr().err == "920 of 1,000 tokens, 02:40 left\n"
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--base", str(demo_base())]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert {"instruction_set", "cuda", "compiler"} <= facts["build"].keys()
-    assert isinstance(facts["gpus"], list) and isinstance(facts["transformers_is_tested"], bool)
-    assert facts["torch"]
+    assert isinstance(facts["gpus"], list) and facts["torch"]
     assert facts["1000_head_members_take"] == "0.04 GB in bfloat16 at rank 8"
 
 

@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
     # References without protection, of which the best one is shown.
     pools = {f"unprotected pool, κ = {scale:g}": UnprotectedPool(scale) for scale in POOL_SCALES}
     say(f"4 of 5: score {arguments.queries:,} tokens with {len(compared | pools) + 1} methods")
-    update, close = progress_bar(arguments.queries, "token")
+    update, close = progress_bar("token")
     seed, of = arguments.seed, {"delta": DELTA, "queries": arguments.queries}
     evaluations = evaluate(
         ensemble, tokens, compared | pools, rng=random_source(seed), progress=update, **of

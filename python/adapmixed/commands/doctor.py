@@ -8,9 +8,6 @@ import argparse
 import copy
 import json
 
-TESTED_TRANSFORMERS = ("5.23", "5.24")
-"""Minor versions of transformers that the library was tested with; constraints.txt has one."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
@@ -22,17 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the facts of a report's environment, and those of the GPUs, as JSON."""
-    from adapmixed.commands.options import say_hub
-
-    if arguments.base is not None:
-        say_hub(arguments.base)
     import torch
 
     from adapmixed.evaluation.report import environment
 
     facts: dict[str, object] = {**environment()}
-    minor = ".".join(str(facts["transformers"]).split(".")[:2])
-    facts["transformers_is_tested"] = minor in TESTED_TRANSFORMERS
     facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     facts |= {} if arguments.base is None else sharing(arguments.base)
     print(json.dumps(facts, indent=2, ensure_ascii=False, default=str))

@@ -91,7 +91,7 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
     total = plan_runs(tokens, ensemble.longest_text, **cut)[1]
     asked = _mechanisms(arguments, total)
     losses = validation_losses(Path(arguments.ensemble))  # raises before the models run
-    update, close = progress_bar(total * arguments.runs, "token", shown=ranks.is_main)
+    update, close = progress_bar("token", shown=ranks.is_main)
     names = "delta adjacency result diagnostics active"
     found = evaluate(
         ensemble,

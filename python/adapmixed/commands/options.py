@@ -6,7 +6,6 @@ import argparse
 import os
 import shlex
 import sys
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -15,7 +14,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.limits import DEFAULT_ACTIVE, QUESTIONS, check_queries, check_type
+from adapmixed.limits import (
+    DEFAULT_ACTIVE,
+    QUESTIONS,
+    check_active,
+    check_count,
+    check_queries,
+    check_type,
+)
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
@@ -47,7 +53,7 @@ PLAN_VERSION = 2  # of a saved plan
 _SUCH_AS = "such as 'clipped-mixing lower=0.78 upper=2.7'; see 'adapmixed mechanisms'"
 
 LINE_SECONDS = 30.0
-"""Seconds between two lines of a progress without a terminal."""
+"""Seconds between two writings of a progress bar without a terminal."""
 
 _TYPED = {
     "memory_bytes": "memory",
@@ -117,21 +123,6 @@ def as_typed(message: str, options: Collection[str]) -> str:
     return f"{option} {rest}" if option.split(":")[0] in options else message
 
 
-def unknown_options(names: Sequence[str]) -> str:
-    """Return the error message for options that the command does not have.
-
-    If an option would void the guarantee, the message says why.
-    """
-    from adapmixed.generation.refused import REASONS
-
-    for name in names:
-        option = name.split("=")[0]
-        key = option.removeprefix("--").replace("-", "_")
-        if option.startswith("--") and key in REASONS:
-            return f"argument {option}: must not be given: {REASONS[key]}"
-    return f"unrecognized arguments: {' '.join(names)}"
-
-
 def random_source(seed: int | None) -> SecureRandom | SeededRandom:
     """Return a seeded source of randomness, or the operating system's without a seed."""
     from adapmixed.rng import SecureRandom, SeededRandom
@@ -139,26 +130,15 @@ def random_source(seed: int | None) -> SecureRandom | SeededRandom:
     return SecureRandom() if seed is None else SeededRandom(seed)
 
 
-def memory_bytes(text: str) -> int:
+def size(text: str) -> int:
     """Return the bytes of a size such as 512M or 2G."""
-    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    unit = units.get(text[-1:].upper(), 1)
-    number = text[:-1] if unit > 1 else text
-    try:
-        size = int(float(number) * unit)
-    except (ValueError, OverflowError):
-        size = 0
-    if size < 1:
-        raise argparse.ArgumentTypeError(f"must be a size such as 512M or 2G, got {text!r}")
-    return size
+    shift = {"K": 10, "M": 20, "G": 30}.get(text[-1:].upper(), 0)
+    return check_count("memory", int(text[:-1] if shift else text) << shift)
 
 
-def _active(text: str) -> int | None:
-    if text == "all":
-        return None
-    if not text.isdecimal() or int(text) < 2:
-        raise argparse.ArgumentTypeError(f"must be an integer >= 2 or 'all', got {text!r}")
-    return int(text)
+def active(text: str) -> int | None:
+    """Return K of an active vocabulary; None for 'all'."""
+    return None if text == "all" else check_active(int(text))
 
 
 @dataclass
@@ -173,7 +153,7 @@ class SharedOptions:
     active: int | None = option(
         "likeliest public tokens about which members speak, or 'all'",
         DEFAULT_ACTIVE,
-        type=_active,
+        type=active,
         metavar="K",
     )
     ledger: Path | None = option("ledger, which is charged before a token is drawn")
@@ -181,7 +161,7 @@ class SharedOptions:
     memory: int = option(
         "for logits, activations and caches, such as 512M (default: 1G)",
         1 << 30,
-        type=memory_bytes,
+        type=size,
         metavar="SIZE",
     )
     device: str = option("where models run", "cpu", choices=("cpu", "cuda"))
@@ -280,50 +260,30 @@ def check_alone(command: str) -> None:
         raise ValueError(f"{command} must run in one process, got {world} ranks")
 
 
-def say_hub(base: str) -> None:
-    """Say that the model hub will be asked for a base, in the main process.
-
-    Raises:
-        ValueError: as `check_base`.
-    """
-    from adapmixed.ensemble.public_model import check_base
-    from adapmixed.ranks import Rank
-
-    check_base(base)
-    if Rank.from_environment().rank == 0 and not Path(base).is_dir():
-        print(f"Base {base!r} is not a folder here; asking the model hub for it.", file=sys.stderr)
-
-
 def progress_bar(
-    total: int, unit: str, *, shown: bool = True
+    unit: str, *, shown: bool = True
 ) -> tuple[Callable[[int, int], None], Callable[[], None]]:
     """Return (update(done, total), close) of a progress bar with the time left.
 
-    Without a terminal it is a line every `LINE_SECONDS`. The speed is that since the first update,
+    Without a terminal it is written every `LINE_SECONDS`. The speed is that since the first update,
     before which a resumed evaluation may have been done in part.
     """
     from tqdm import tqdm
 
-    bar = tqdm(total=total, unit=unit, disable=not (shown and sys.stderr.isatty()), leave=False)
-    began = said = time.monotonic()
-    first: int | None = None
+    bar = tqdm(disable=True)
+    every = 0.1 if sys.stderr.isatty() else LINE_SECONDS
 
     def update(done: int, of: int) -> None:
-        nonlocal began, said, first
-        if first is None or done < bar.n:
-            bar.reset(of)
-            first = bar.initial = bar.last_print_n = bar.n = done
-            began = time.monotonic()
-        bar.total = of
+        nonlocal bar
+        if bar.total != of or done < bar.n:
+            bar.close()
+            bar = tqdm(
+                total=of, initial=done, unit=unit, disable=not shown, leave=False,
+                mininterval=every, delay=every,
+            )  # fmt: skip
         bar.update(done - bar.n)
-        bar.n = done
-        now = time.monotonic()
-        if shown and bar.disable and done > first and now - said >= LINE_SECONDS:
-            left = tqdm.format_interval((now - began) * (of - done) / (done - first))
-            print(f"{done:,} of {of:,} {unit}s, {left} left", file=sys.stderr, flush=True)
-            said = now
 
-    return update, bar.close
+    return update, lambda: bar.close()
 
 
 def joined_ranks(arguments: argparse.Namespace) -> AbstractContextManager[Ranks]:
@@ -354,7 +314,6 @@ def load_ensemble(arguments: argparse.Namespace, ranks: Ranks) -> Ensemble:
     if device == "cuda":
         device = f"cuda:{Rank.from_environment().local_rank}"
         torch.cuda.set_device(device)  # NCCL uses the current device
-    say_hub(arguments.base)
     found = Ensemble.from_pretrained(
         arguments.base,
         arguments.ensemble,

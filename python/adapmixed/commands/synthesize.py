@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
             setattr(arguments, name, default)
     if page is not None:
         texts = page.Canaries.among(texts, describe, min(32, arguments.count), arguments.report)
-    update, close = progress_bar(0, "token")
+    update, close = progress_bar("token")
     shared = "epsilon delta count max_tokens batch longest temperature top_k active".split()
     found = synthesize(
         base,

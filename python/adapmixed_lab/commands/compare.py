@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     queries = arguments.queries
     of = arguments.delta, ensemble.num_models, queries, ensemble.vocab_size
     asked: dict[str, Mechanism] = methods(arguments.epsilon, *of)
-    update, close = progress_bar(queries, "token")
+    update, close = progress_bar("token")
 
     def measured(models: Ensemble, asked: dict[str, Mechanism]) -> list[Evaluation]:
         return evaluate(

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     if name := arguments.preset:
         settings = PRESETS[name].settings | {"epochs": EPOCHS[name], "batch_size": BATCH_SIZE}
     config = config_of(arguments, facts, facts.adapt(arguments.adapt), settings, training)
-    update, close = progress_bar(0, "step")
+    update, close = progress_bar("step")
     guarantee = train_dp(
         arguments.base,
         documents,

@@ -162,7 +162,7 @@ def run(arguments: argparse.Namespace) -> int:
     ensembles = arguments.ensemble or [None] * (arguments.seeds or 1)
     given = {field.name: getattr(arguments, field.name) for field in fields(Sources)}
     check_output("--out", arguments.out, folder=True)
-    update, close = progress_bar(0, "token")
+    update, close = progress_bar("token")
     results = []
     for seed, ensemble in enumerate(ensembles):
         sources = Sources(**given | {"ensemble": ensemble})
@@ -244,7 +244,7 @@ def _references(
         units = {"block": None, f"shard-{seed}": secret} if arguments.experiment == "table1" else {}
         for unit, key in units.items():
             folder = out / f"dp-sgd-builtin-{unit}-{EPSILON:g}"
-            update, close = progress_bar(0, "step")
+            update, close = progress_bar("step")
             builtin_dp_adapter(folder, base, key=key, progress=update)
             close()
             yield dp_line(folder)
