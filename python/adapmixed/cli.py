@@ -6,14 +6,12 @@ A module's docstring is its help, `add_arguments` adds the options, and `run` do
 from __future__ import annotations
 
 import argparse
-import errno
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from adapmixed import __version__
@@ -99,26 +97,11 @@ def run_command(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to flush
         return 141  # a shell's status for a program that SIGPIPE ended
     except (ValueError, OSError, RuntimeError) as error:
-        text = as_typed(" ".join(_said(error, parsed).split()), parsed.options)
+        text = as_typed(" ".join(str(error).split()), parsed.options)
         print(f"{parser.prog} {parsed.command}: {text}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-
-
-def _said(error: Exception, parsed: argparse.Namespace) -> str:
-    """Return an error's message; that of the system names the option whose file it is about."""
-    if not isinstance(error, OSError) or not isinstance(error.filename, str | bytes):
-        return str(error)
-    file, named = Path(os.fsdecode(error.filename)), "a path"
-    for name, value in vars(parsed).items():
-        option = f"--{name.replace('_', '-')}"
-        if option in parsed.options and isinstance(value, str | Path):
-            named = option if Path(value) in (file, *file.parents) else named
-    wanted = "an existing file or folder that this user may open"
-    if error.errno == errno.ENOSPC:
-        wanted = "a file on a disk with space left"
-    return f"{named} must name {wanted}, got {file}: {str(error.strerror).lower()}"
 
 
 @contextmanager

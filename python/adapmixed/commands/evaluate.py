@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from adapmixed.commands.options import (
     BASELINES,
     CHOOSING,
+    SUCH_AS,
+    MechanismOptions,
     SharedOptions,
-    add_mechanism_options,
     add_options,
     check_output,
     joined_ranks,
@@ -56,18 +57,27 @@ class EvaluateOptions:
     seed: int | None = option("seed of the randomness (default: the system's)")
 
 
+@dataclass
+class SeveralMechanisms(MechanismOptions):
+    """Those of a mechanism, of which there may be several."""
+
+    mechanism: list[str] | None = option(  # type: ignore[assignment]
+        f"may be repeated (default: adapmixed): {SUCH_AS}", metavar='"NAME KEY=VALUE ..."'
+    )
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add_options(parser, SharedOptions, "base ensemble")
     add_options(parser, EvaluateOptions)
     add_options(parser, SharedOptions, "memory active")
-    add_mechanism_options(parser, several=True)
+    add_options(parser, SeveralMechanisms, title="mechanism and guarantee")
     add_options(parser, SharedOptions, "device dtype")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print the table; among several processes only the main one writes."""
-    take_plan(arguments, several=True)
+    take_plan(arguments)
     _mechanisms(arguments, queries=1)  # raises for bad options before the models are loaded
     with joined_ranks(arguments) as ranks:
         return _run(arguments, ranks)
@@ -150,6 +160,7 @@ def _mechanisms(arguments: argparse.Namespace, queries: int) -> dict[str, Mechan
     from adapmixed.mechanisms import PublicOnly, Unprotected
 
     texts = arguments.mechanism or ["adapmixed"]
+    texts = [texts] if isinstance(texts, str) else texts  # of a plan
     names = [text.split()[0] if text.split() else text for text in texts]
     found: dict[str, Mechanism] = {one.name: one for one in (PublicOnly(), Unprotected())}
     always = tuple(found)

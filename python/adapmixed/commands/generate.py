@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.ledger import all_ledgers
 from adapmixed.commands.options import (
+    MechanismOptions,
     SharedOptions,
-    add_mechanism_options,
     add_options,
     check_output,
     joined_ranks,
@@ -41,7 +41,6 @@ class AnswerOptions:
 
     prompt: list[str] | None = option("prompt to continue; may be repeated", metavar="TEXT")
     prompts: Path | None = option("UTF-8 file with one prompt per line")
-    chat: bool = option("take the prompt as a user's message, in the chat template")
     batch: int | None = option("prompts answered together (default: as --memory allows)")
     stop: list[str] | None = option("text that ends an answer; may be repeated", metavar="TEXT")
     seed: int | None = option("seed, for text that is not released (default: the system's)")
@@ -51,7 +50,7 @@ class AnswerOptions:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.allow_abbrev = False  # --n of other libraries is no short form of --no-create
-    add_options(parser, AnswerOptions, "prompt prompts chat batch")
+    add_options(parser, AnswerOptions, "prompt prompts batch")
     add_serving_options(parser)
 
 
@@ -63,10 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = shape_of(arguments)
     with opened(arguments, queries) as generator:
         is_main = generator.ensemble.ranks.is_main
-        if arguments.chat:
-            message = {"role": "user", "content": prompts[0]}
-            show(generator.chat([message], **options), is_main)
-        elif len(prompts) == 1:
+        if len(prompts) == 1:
             show((piece for (piece,) in generator.stream(prompts, **options)), is_main)
         else:
             shape = {"temperature": arguments.temperature, "top_k": arguments.top_k}
@@ -84,9 +80,7 @@ def _prompts(arguments: argparse.Namespace) -> list[str]:
 
     prompts = list(arguments.prompt or ())
     if arguments.prompts is not None:
-        lines = "".join(text_lines(arguments.prompts)).split("\n")
-        while lines and not lines[-1].strip():
-            lines.pop()
+        lines = "".join(text_lines(arguments.prompts)).rstrip("\n").split("\n")
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 raise ValueError(
@@ -96,8 +90,6 @@ def _prompts(arguments: argparse.Namespace) -> list[str]:
         prompts += lines
     if not prompts:
         raise ValueError("--prompt or --prompts must give at least one prompt, got none")
-    if arguments.chat and len(prompts) > 1:
-        raise ValueError(f"--chat takes one prompt, got {len(prompts)}")
     return prompts
 
 
@@ -106,7 +98,7 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
     add_options(parser, SharedOptions, "base ensemble max_new_tokens temperature top_k active")
     add_options(parser, AnswerOptions, "stop seed operator")
     add_options(parser, SharedOptions, "ledger no_create memory")
-    add_mechanism_options(parser)
+    add_options(parser, MechanismOptions, title="mechanism and guarantee")
     add_options(parser, SharedOptions, "device dtype")
 
 

@@ -19,6 +19,7 @@ from adapmixed.limits import (
     QUESTIONS,
     check_active,
     check_count,
+    check_option,
     check_queries,
     check_type,
 )
@@ -50,17 +51,10 @@ _GIVEN = {"delta": "use --delta"}
 """Arguments in Python that have their own option on the command line."""
 
 PLAN_VERSION = 2  # of a saved plan
-_SUCH_AS = "such as 'clipped-mixing lower=0.78 upper=2.7'; see 'adapmixed mechanisms'"
+SUCH_AS = "such as 'clipped-mixing lower=0.78 upper=2.7'; see 'adapmixed mechanisms'"
 
 LINE_SECONDS = 30.0
 """Seconds between two writings of a progress bar without a terminal."""
-
-_TYPED = {
-    "memory_bytes": "memory",
-    "stop_strings": "stop",
-    "validation_fraction": "training: validation_fraction",
-}
-"""Arguments in Python whose options have other names."""
 
 
 def option(help: str, default: Any = None, **more: Any) -> Any:
@@ -119,8 +113,8 @@ def add_options(
 def as_typed(message: str, options: Collection[str]) -> str:
     """Return an error message with the option's name, if there is one, for the argument's."""
     name, _, rest = message.partition(" ")
-    option = f"--{_TYPED.get(name) or name.replace('_', '-')}"
-    return f"{option} {rest}" if option.split(":")[0] in options else message
+    option = f"--{name.replace('_', '-')}"
+    return f"{option} {rest}" if option in options else message
 
 
 def random_source(seed: int | None) -> SecureRandom | SeededRandom:
@@ -172,11 +166,11 @@ class SharedOptions:
 
 @dataclass
 class MechanismOptions:
-    """--plan, and --mechanism, --epsilon, --delta and --adjacency, which it replaces."""
+    """--plan, and the options of a mechanism and its guarantee, which it replaces."""
 
     plan: Path | None = option("of 'adapmixed plan --save', in place of the other options here")
     mechanism: str | None = option(
-        f"must be given, or --plan: {_SUCH_AS}", metavar='"NAME KEY=VALUE ..."'
+        f"must be given, or --plan: {SUCH_AS}", metavar='"NAME KEY=VALUE ..."'
     )
     epsilon: float | None = option("budget of every shard, for any number of tokens")
     delta: float | None = option("delta of the guarantee (default: 1e-5)")
@@ -185,21 +179,6 @@ class MechanismOptions:
         choices=QUESTIONS,
         metavar="WAY",
     )
-
-
-def add_mechanism_options(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """Add the options of a mechanism and its guarantee, in a group of their own.
-
-    Args:
-        parser: gets the options.
-        several: whether --mechanism may be repeated.
-    """
-    group = add_options(parser, MechanismOptions, "plan", title="mechanism and guarantee")
-    more: dict[str, Any] = {}
-    if several:
-        more = {"action": "append", "help": f"may be repeated (default: adapmixed): {_SUCH_AS}"}
-    add_options(group, MechanismOptions, "mechanism", **more)
-    add_options(group, MechanismOptions, "epsilon delta adjacency")
 
 
 def check_output(name: str, path: Path | None, *, folder: bool = False) -> None:
@@ -415,12 +394,6 @@ def mechanism_of(
         settings["queries"] = queries
     if epsilon is not None:
         settings = _UNDER_BUDGET.get(name, {}) | settings
-    missing = [key for key, value in known.items() if value == "..." and key not in settings]
-    if missing and preset is None:
-        raise ValueError(
-            f"--mechanism {name} needs {', '.join(missing)} ('adapmixed plan' lists settings for "
-            "an epsilon)"
-        )
     try:
         make = partial(replace, kind.preset(preset)) if preset is not None else kind
         found: Mechanism = make(**settings)
@@ -435,7 +408,8 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
         name, *words = shlex.split(text)
     except ValueError:
         raise ValueError(f"--mechanism must be 'NAME KEY=VALUE ...', got {text!r}") from None
-    types = types_of(kind_of("--mechanism", name))
+    check_option("--mechanism", name, tuple(kinds()))
+    types = types_of(kinds()[name])
     types = {key: types.get(key, "str | None") for key in keys_of(name)}
     return name, settings_of(f"--mechanism {name}", words, types, _GIVEN)
 
@@ -493,13 +467,6 @@ def kinds() -> dict[str, type[Mechanism]]:
     return {kind.name: kind for kind in found if hasattr(kind, "name")}
 
 
-def kind_of(option: str, name: str) -> type[Mechanism]:
-    """Return the class of a mechanism; raise ValueError, which names the option, for no name."""
-    if name not in kinds():
-        raise ValueError(f"{option} must be one of {', '.join(kinds())}, got {name!r}")
-    return kinds()[name]
-
-
 def keys_of(name: str) -> dict[str, Any]:
     """Return the keys of a mechanism with their defaults; "..." stands for no default."""
     kind: Any = kinds()[name]
@@ -534,11 +501,10 @@ def read_plan(path: Path) -> tuple[str, str, float, str, int]:
         ) from error
 
 
-def take_plan(arguments: argparse.Namespace, *, several: bool = False) -> None:
+def take_plan(arguments: argparse.Namespace) -> None:
     """Set the options of mechanism and guarantee to those of --plan, or else to their defaults.
 
-    A command calls this before it loads a model, or makes or charges a ledger. With `several`, its
-    --mechanism may be repeated.
+    A command calls this before it loads a model, or makes or charges a ledger.
 
     Raises:
         ValueError: as `read_plan`, if another option is given with --plan, or if the plan is of
@@ -569,5 +535,4 @@ def take_plan(arguments: argparse.Namespace, *, several: bool = False) -> None:
             f"--plan must have tokens left, but all {tokens} of {file} are spent in "
             f"--ledger {ledger}: a new plan needs a new ledger, and its ε and δ add to these"
         )
-    arguments.delta, arguments.adjacency = delta, way
-    arguments.mechanism = [text] if several else text
+    arguments.mechanism, arguments.delta, arguments.adjacency = text, delta, way

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from adapmixed.commands.generate import accounted, check_place
 from adapmixed.commands.ledger import all_ledgers
 from adapmixed.commands.options import (
+    MechanismOptions,
     SharedOptions,
-    add_mechanism_options,
     add_options,
     check_alone,
     check_output,
@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, SharedOptions, "dtype")
     network = "host port keys tls behind_proxy metrics_port"
     add_options(parser, ServerOptions, network, title="network")
-    add_mechanism_options(parser)
+    add_options(parser, MechanismOptions, title="mechanism and guarantee")
     add_options(parser, ServerOptions, "allow_weak")
     parser.set_defaults(operator=False)
 
