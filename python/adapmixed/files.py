@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import chain
+from glob import escape
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -107,11 +106,13 @@ def remove_leftovers(folder: str | os.PathLike[str], name: str) -> None:
     If that is a link, files that were left next to the file that it leads to are removed, too.
     """
     named = Path(folder) / name
-    for path in chain(*map(_leftovers, {named, Path(os.path.realpath(named))})):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+    for place in {named, Path(os.path.realpath(named))}:
+        pattern = f"{escape(_PREFIX + place.name)}-{'[0-9a-f]' * 16}"
+        for path in list(place.parent.glob(pattern)):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def check_locks(path: str | os.PathLike[str]) -> None:
@@ -190,13 +191,6 @@ def _place(path: str | os.PathLike[str]) -> Path:
     with suppress(FileNotFoundError):
         os.stat(path)  # raises for a loop, and for a link that the system does not let us follow
     return Path(os.path.realpath(path))
-
-
-def _leftovers(target: Path) -> list[Path]:
-    if not target.parent.is_dir():
-        return []
-    name = re.compile(re.escape(f"{_PREFIX}{target.name}-") + "[0-9a-f]{16}")
-    return [path for path in target.parent.iterdir() if name.fullmatch(path.name)]
 
 
 def _beside(target: Path) -> Path:
