@@ -452,25 +452,19 @@ def texts_of(prompts: object) -> list[str]:
     return list(prompts)
 
 
-def messages_of(messages: object) -> list[dict[str, Any]]:
+def messages_of(messages: Any) -> list[dict[str, Any]]:
     """Return a conversation as a list of messages.
 
     Raises:
         ValueError: there is no message, or one is not {"role": string, "content": string}.
     """
-    if not isinstance(messages, Collection) or isinstance(messages, str | bytes | dict):
+    several = isinstance(messages, Collection) and not isinstance(messages, str | bytes | dict)
+    if not several or not messages or not all(isinstance(one, Mapping) for one in messages):
         raise ValueError(f"messages must be a list of {{'role', 'content'}}, got {messages!r}")
-    found = []
     for index, message in enumerate(messages):
-        name = f"messages[{index}]"
-        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-            raise ValueError(f"{name} must be {{'role': ..., 'content': ...}}, got {message!r}")
         for key in ("role", "content"):
-            check_text(f"{name}[{key!r}]", message[key])
-        found.append(dict(message))
-    if not found:
-        raise ValueError("messages must hold at least one message, got none")
-    return found
+            check_text(f"messages[{index}][{key!r}]", message.get(key))
+    return [dict(one) for one in messages]
 
 
 def check_text(name: str, text: object) -> str:

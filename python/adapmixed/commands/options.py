@@ -182,7 +182,7 @@ class MechanismOptions:
 
 
 def check_output(name: str, path: Path | None, *, folder: bool = False) -> None:
-    """Raise ValueError for an output that cannot be written, before any work is done.
+    """Raise an error for an output that cannot be written, before any work is done.
 
     Args:
         name: the option.
@@ -192,15 +192,10 @@ def check_output(name: str, path: Path | None, *, folder: bool = False) -> None:
     if path is None:
         return
     if folder:
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except FileExistsError:
-            raise ValueError(f"{name} must name a folder, got the file {path}") from None
-        target = path
-    else:
-        if (path.exists() and not path.is_file()) or not path.parent.is_dir():
-            raise ValueError(f"{name} must name a file in an existing folder, got {path}")
-        target = Path(os.path.realpath(path)).parent  # where it is replaced
+        path.mkdir(parents=True, exist_ok=True)
+    elif (path.exists() and not path.is_file()) or not path.parent.is_dir():
+        raise ValueError(f"{name} must name a file in an existing folder, got {path}")
+    target = path if folder else Path(os.path.realpath(path)).parent  # where it is replaced
     if not os.access(target, os.W_OK):
         raise ValueError(f"{name} must be writable, got {target}")
 
@@ -480,8 +475,8 @@ def keys_of(name: str) -> dict[str, Any]:
     return found
 
 
-def read_plan(path: Path) -> tuple[str, str, float, str, int]:
-    """Return the entries of a saved plan, and the tokens that it pays for.
+def read_plan(path: Path) -> tuple[str, str, float, str]:
+    """Return the entries of a saved plan.
 
     Raises:
         ValueError: the file is no saved plan, has another version, or was changed by hand.
@@ -494,7 +489,8 @@ def read_plan(path: Path) -> tuple[str, str, float, str, int]:
         known, text, delta, way = (found[name] for name in entries)
         check_type("mechanism", text, str, "a string")
         made = mechanism_of(text, delta=delta, epsilon=None, queries=None, way=way)
-        return known, text, delta, way, check_queries(made.planned_queries, "queries of mechanism")
+        check_queries(made.planned_queries, "queries of mechanism")
+        return known, text, delta, way
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"--plan must name a file that 'adapmixed plan --save' wrote, got {path}: {error}"
@@ -507,10 +503,10 @@ def take_plan(arguments: argparse.Namespace) -> None:
     A command calls this before it loads a model, or makes or charges a ledger.
 
     Raises:
-        ValueError: as `read_plan`, if another option is given with --plan, or if the plan is of
-            another ensemble, or its tokens are spent in --ledger.
+        ValueError: as `read_plan`, or if another option is given with --plan, or if the plan is of
+            another ensemble.
     """
-    file, folder, ledger = arguments.plan, arguments.ensemble, vars(arguments).get("ledger")
+    file, folder = arguments.plan, arguments.ensemble
     if file is None:
         arguments.delta = 1e-5 if arguments.delta is None else arguments.delta
         arguments.adjacency = arguments.adjacency or "zero_out"
@@ -519,20 +515,11 @@ def take_plan(arguments: argparse.Namespace) -> None:
         if getattr(arguments, name) is not None:
             raise ValueError(f"--{name} must not be given with --plan, which has it: leave one out")
     from adapmixed.ensemble.members import recorded_fingerprint
-    from adapmixed.privacy import read_ledger
 
-    known, text, delta, way, tokens = read_plan(file)
+    known, text, delta, way = read_plan(file)
     if recorded_fingerprint(folder) != known:
         raise ValueError(
             f"--plan must be of --ensemble {folder} with its present members, got {file} of "
             f"another: 'adapmixed plan --ensemble {folder}' plans for it"
-        )
-    spent = 0
-    if ledger is not None and ledger.is_file():
-        spent = read_ledger(ledger, whole=False).account.planned
-    if spent >= tokens and vars(arguments).get("when_spent") != "public":
-        raise ValueError(
-            f"--plan must have tokens left, but all {tokens} of {file} are spent in "
-            f"--ledger {ledger}: a new plan needs a new ledger, and its ε and δ add to these"
         )
     arguments.mechanism, arguments.delta, arguments.adjacency = text, delta, way
