@@ -94,7 +94,7 @@ def check_leakage(value: Any, order: float) -> float:
     leakage = check_number("target_leakage", value, least=0.0, infinite=True)
     most = MOST_EXPONENT / (order - 1)
     if leakage * order > most:  # the radius is checked, which rounding may put above the limit
-        raise ValueError(f"target_leakage must be <= {most / order}, got {value}")
+        raise ValueError(f"target_leakage must be <= {most / order:.15g}, got {value}")
     return leakage
 
 
@@ -248,11 +248,11 @@ def check_number(
     except OverflowError:
         raise ValueError(f"{name} must be a number that a float64 can hold, got {value}") from None
     if not value > above and above > -math.inf:
-        raise ValueError(f"{name} must be > {above}, got {value}")
+        raise ValueError(f"{name} must be > {above:.15g}, got {value}")
     if not value >= least:
-        raise ValueError(f"{name} must be >= {least}, got {value}")
+        raise ValueError(f"{name} must be >= {least:.15g}, got {value}")
     if not value <= most:
-        raise ValueError(f"{name} must be <= {most}, got {value}")
+        raise ValueError(f"{name} must be <= {most:.15g}, got {value}")
     if not infinite and not -math.inf < value < math.inf:
         raise ValueError(f"{name} must be finite, got {value}")
     return value

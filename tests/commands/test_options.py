@@ -107,7 +107,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     facts = json.loads(capsys.readouterr().out)
     assert {"instruction_set", "cuda", "compiler"} <= facts["build"].keys()
     assert isinstance(facts["gpus"], list) and facts["torch"]
-    assert facts["1000_head_members_take"] == "0.04 GB in bfloat16 at rank 8"
+    assert facts["members_of_the_last_block_share"] == "the first 3 of 4 blocks"
 
 
 # --mechanism, and the command that lists its names and keys.
@@ -246,7 +246,7 @@ GENERATE: list[tuple[list[str], str]] = [
 ]
 LEDGERS: list[tuple[list[str], str]] = [
     (["--epsilon", "2", *POOL, "--ledger", "x", "--no-create"],
-     "--ledger must name an existing ledger with --no-create, got x"),
+     "x must be an existing file"),
     (["--epsilon", "2", *POOL, "--no-create"], "--no-create needs --ledger"),
     # No mechanism is taken by default, above all not one whose ε must not be published.
     (["--ledger", "x"], "--mechanism must be given, or --plan: "),

@@ -44,14 +44,11 @@ def sharing(base: str) -> dict[str, object]:
     from adapmixed.ensemble.lora import TESTED, block_names, head_name, linear_names
     from adapmixed.ensemble.public_model import check_model, load_base
     from adapmixed.text import end_of_text
-    from adapmixed.training.settings import HEAD
 
     model, tokenizer = load_base(base, None)
     end_of_text(tokenizer, model.config.get_text_config().vocab_size)
     check_model(model, tokenizer)
     kind, blocks = model.config.model_type, block_names(model)
-    vocab, width = model.get_output_embeddings().weight.shape
-    size = 1_008 * HEAD["rank"] * (2 * vocab + 4 * width)  # in whole blocks; A is in float32
     last = [name for name in linear_names(model) if blocks and name.startswith(f"{blocks[-1]}.")]
 
     def shared(layers: list[str]) -> object:
@@ -61,6 +58,5 @@ def sharing(base: str) -> dict[str, object]:
     return {
         "base": f"{base} ({kind}, {'tested' if kind in TESTED else 'not tested, tried here'})",
         "head_members_share": shared([head_name(model)]),
-        "1000_head_members_take": f"{1e-9 * size:.2f} GB in bfloat16 at rank {HEAD['rank']}",
         "members_of_the_last_block_share": shared(last),
     }

@@ -154,8 +154,8 @@ def opened(arguments: argparse.Namespace, queries: int) -> Iterator[PrivateGener
     check_count("max_new_tokens", arguments.max_new_tokens)
 
     with joined_ranks(arguments) as ranks:
-        if ranks.is_main and arguments.ledger is not None:
-            check_place(arguments)
+        if ranks.is_main:
+            check_output("--ledger", arguments.ledger)
         ensemble = load_ensemble(arguments, ranks)
         with accounted(arguments) if ranks.is_main else nullcontext() as accountant:
             yield PrivateGenerator(
@@ -166,15 +166,6 @@ def opened(arguments: argparse.Namespace, queries: int) -> Iterator[PrivateGener
                 memory_bytes=arguments.memory,
                 active=arguments.active,
             )
-
-
-def check_place(arguments: argparse.Namespace) -> None:
-    """Raise ValueError for a ledger that cannot be opened, before the models are loaded."""
-    check_output("--ledger", arguments.ledger)
-    if arguments.no_create and not arguments.ledger.exists():
-        raise ValueError(
-            f"--ledger must name an existing ledger with --no-create, got {arguments.ledger}"
-        )
 
 
 @contextmanager
@@ -201,9 +192,7 @@ def accounted(arguments: argparse.Namespace) -> Iterator[Accountant]:
         try:
             yield accountant
         except BaseException:
-            accountant.close(empty=not is_new)
-            if is_new and not path.exists():
-                print(f"Ledger {path} was removed: nothing was charged.", file=sys.stderr)
+            accountant.close(empty=not is_new)  # a new ledger without a charge is removed
             raise
         finally:
             if accountant.queries:

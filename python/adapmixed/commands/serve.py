@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.generate import accounted, check_place
+from adapmixed.commands.generate import accounted
 from adapmixed.commands.ledger import all_ledgers
 from adapmixed.commands.options import (
     MechanismOptions,
@@ -214,7 +214,7 @@ def _chosen(arguments: argparse.Namespace) -> Mechanism:
     mechanism = mechanism_for(arguments, None)
     if arguments.ledger is None:
         raise ValueError("--ledger must be given: a server without one forgets what was spent")
-    check_place(arguments)
+    check_output("--ledger", arguments.ledger)
     return mechanism
 
 
