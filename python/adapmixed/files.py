@@ -33,12 +33,8 @@ def write_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600) 
         OSError: the file cannot be written, or a link cannot be followed.
     """
     target = _place(path)
-    temporary = _written_beside(target, data, mode)
-    try:
+    with _written_beside(target, data, mode) as temporary:
         os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink()
-        raise
     flush(target.parent)
 
 
@@ -56,17 +52,13 @@ def create_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600)
         OSError: the file cannot be written.
     """
     target = Path(path)
-    temporary = _written_beside(target, data, mode)
-    try:
+    with _written_beside(target, data, mode) as temporary, suppress(FileExistsError):
         os.link(temporary, target)
-    except FileExistsError:
-        if target.is_symlink() and not target.exists():
-            raise FileNotFoundError(f"{target} must not be a link to a missing file") from None
-        return False
-    finally:
-        temporary.unlink()
-    flush(target.parent)
-    return True
+        flush(target.parent)
+        return True
+    if target.is_symlink() and not target.exists():
+        raise FileNotFoundError(f"{target} must not be a link to a missing file")
+    return False
 
 
 def temporary_folder(target: str | os.PathLike[str]) -> Path:
@@ -197,17 +189,18 @@ def _beside(target: Path) -> Path:
     return target.with_name(f"{_PREFIX}{target.name}-{secrets.token_hex(8)}")
 
 
-def _written_beside(target: Path, data: bytes, mode: int) -> Path:
+@contextmanager
+def _written_beside(target: Path, data: bytes, mode: int) -> Iterator[Path]:
+    """Write a file next to its place; it is gone at the end, unless it was moved."""
     temporary = _beside(target)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
-        with open(descriptor, "wb") as file:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-    except BaseException as error:  # as on a full disk
-        temporary.unlink()
-        if isinstance(error, OSError):
-            error.filename = str(target)
+        yield temporary
+    except OSError as error:  # as on a full disk
+        error.filename = error.filename or str(target)
         raise
-    return temporary
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -81,12 +81,11 @@ def _prompts(arguments: argparse.Namespace) -> list[str]:
     prompts = list(arguments.prompt or ())
     if arguments.prompts is not None:
         lines = "".join(text_lines(arguments.prompts)).rstrip("\n").split("\n")
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                raise ValueError(
-                    f"--prompts must have a prompt in every line, line {number} of "
-                    f"{arguments.prompts} is blank"
-                )
+        if blank := [number for number, line in enumerate(lines, start=1) if not line.strip()]:
+            raise ValueError(
+                f"--prompts must have a prompt in every line, line {blank[0]} of "
+                f"{arguments.prompts} is blank"
+            )
         prompts += lines
     if not prompts:
         raise ValueError("--prompt or --prompts must give at least one prompt, got none")

@@ -367,14 +367,18 @@ def mechanism_of(
     """
     from adapmixed.privacy import Accountant
 
-    if text is None:
+    try:
+        name, *words = shlex.split(text or "")
+    except ValueError:
         raise ValueError(
-            "--mechanism must be given, or --plan: 'adapmixed mechanisms' lists them, with the "
-            "guarantee of each"
-        )
-    name, given = _parsed(text)
+            "--mechanism must be 'NAME KEY=VALUE ...' ('adapmixed mechanisms' lists them), unless "
+            f"--plan is given, got {text!r}"
+        ) from None
+    check_option("--mechanism", name, tuple(kinds()))
     kind: Any = kinds()[name]
-    known = keys_of(name)
+    known, types = keys_of(name), types_of(kind)
+    types = {key: types.get(key, "str | None") for key in known}
+    given = settings_of(f"--mechanism {name}", words, types, _GIVEN)
     preset, always_planned = given.pop("preset", None), name == "pmixed"
     settings = given if preset is not None else _PAPER.get(name, {}) | given
     if always_planned:
@@ -396,17 +400,6 @@ def mechanism_of(
         raise ValueError(f"--mechanism {name}: {error}") from error
     Accountant(delta, epsilon=epsilon, adjacency=way).bind(found, num_models=1)
     return found
-
-
-def _parsed(text: str) -> tuple[str, dict[str, Any]]:
-    try:
-        name, *words = shlex.split(text)
-    except ValueError:
-        raise ValueError(f"--mechanism must be 'NAME KEY=VALUE ...', got {text!r}") from None
-    check_option("--mechanism", name, tuple(kinds()))
-    types = types_of(kinds()[name])
-    types = {key: types.get(key, "str | None") for key in keys_of(name)}
-    return name, settings_of(f"--mechanism {name}", words, types, _GIVEN)
 
 
 def types_of(kind: Any) -> dict[str, str]:
