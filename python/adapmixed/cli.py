@@ -67,8 +67,7 @@ def parser_of(prog: str, description: str, modules: Iterable[Any]) -> argparse.A
         told = first.partition("``: ")[2].removesuffix(".")
         command = commands.add_parser(name, help=told, description=description)
         module.add_arguments(command)
-        private = "PRIVATE: with losses" if name == "train" else "without private values"
-        told = f"log the steps to standard error ({private})"
+        told = "log the steps to standard error, without private values (train: PRIVATE)"
         command.add_argument("-v", "--verbose", action="store_true", help=told)
         command.formatter_class = _Help
         command.set_defaults(run=module.run, options=frozenset(command._option_string_actions))

@@ -153,7 +153,7 @@ BAD_ROWS = [
     ({"user": None, "text": "x"}, "user must be a name"),
     ({"user": 1.5, "text": "x"}, "user must be a name"),
     ({"user": "a", "text": 3}, "text must be text"),
-    ({"user": "a", "text": "\ud800"}, "text must be Unicode"),
+    ({"user": "a", "text": "\ud800"}, "text must hold Unicode"),
 ]
 BAD_TALKS = [
     ("hi", "message 0 is not one"),
@@ -161,7 +161,7 @@ BAD_TALKS = [
     ([{"from": "human", "value": "hi"}], "message 0 is not one"),
     ([{"role": "user", "content": None}], "message 0 is not one"),
     ([TALK[0], TALK[0]], "must fit the base's chat template: roles must alternate"),
-    ([{"role": "user", "content": "\ud800"}], "must be Unicode text"),
+    ([{"role": "user", "content": "\ud800"}], "must hold Unicode"),
 ]
 
 

@@ -181,20 +181,18 @@ def validation_losses(folder: Path) -> list[dict[str, object]]:
     the public model's.
 
     Args:
-        folder: the ensemble folder. The result is empty if `adapmixed train` did not make it.
+        folder: the ensemble folder. Members that `adapmixed train` did not make are left out.
 
     Raises:
         ValueError: if a file of the ensemble or of a member has another format.
     """
     from adapmixed.ensemble.members import MEMBER_FILE, read_manifest, read_member_record
-    from adapmixed.ensemble.public_model import FILE_NAME
 
     found: list[dict[str, object]] = []
-    if (folder / FILE_NAME).is_file():
-        for member in read_manifest(folder).members:
-            if member is not None and (folder / member / MEMBER_FILE).is_file():
-                held_out = read_member_record(folder / member)["validation"]
-                if held_out is not None:
-                    losses = {name: float(held_out[name]) for name in ("loss", "public_loss")}
-                    found.append({"member": member, **losses})
+    for member in read_manifest(folder).members:
+        if member is not None and (folder / member / MEMBER_FILE).is_file():
+            held_out = read_member_record(folder / member)["validation"]
+            if held_out is not None:
+                losses = {name: float(held_out[name]) for name in ("loss", "public_loss")}
+                found.append({"member": member, **losses})
     return found
