@@ -141,10 +141,6 @@ def read_text(path: str | os.PathLike[str], *, name: str = "path") -> list[Docum
             (`*.jsonl`, `*.tsv` ...), or if a folder holds several splits.
     """
     root = Path(path)
-    if not root.exists():
-        raise ValueError(
-            f"{name} must name a text file or a directory of *.txt files, got {str(root)!r}"
-        )
     if root.is_file():
         check_kind(name, root, rows=False)
         files = [root]
@@ -152,7 +148,7 @@ def read_text(path: str | os.PathLike[str], *, name: str = "path") -> list[Docum
         files = files_below(name, root, None).get("text", [])
     documents = list(file_documents(root, files))
     if not documents:
-        raise ValueError(f"{name} must hold text, but {root} has none (*.txt files are read)")
+        raise ValueError(f"{name} must name a file of text or a folder of *.txt files, got {root}")
     return documents
 
 
@@ -365,18 +361,15 @@ class AnswerText:
     def add(self, token: int) -> tuple[str, str | None]:
         """Return the text that is certain now, and "stop" or "length" if the answer has ended."""
         self._left -= 1
-        ended = token in self._ends
-        self._held += "" if ended else self._decoded.add(token)
-        if ended or not self._left:
-            self._held += self._decoded.rest()
+        finish = "stop" if token in self._ends else None if self._left else "length"
+        self._held += "" if finish == "stop" else self._decoded.add(token)
+        self._held += self._decoded.rest() if finish else ""
         found = [place for one in self._stop if (place := self._held.find(one)) >= 0]
         if found:
             return self._held[: min(found)], "stop"
-        if ended or not self._left:
-            return self._held, "stop" if ended else "length"
-        cut = len(self._held) - self._begun()
+        cut = len(self._held) - (0 if finish else self._begun())
         text, self._held = self._held[:cut], self._held[cut:]
-        return text, None
+        return text, finish
 
     def _begun(self) -> int:
         """Return the length of the longest end of the text that a stop string begins with."""

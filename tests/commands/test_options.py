@@ -94,12 +94,11 @@ def test_the_time_left_is_that_of_the_work_since_a_resumption(
 ) -> None:
     clock = [100.0]
     monkeypatch.setattr("tqdm.std.time", lambda: clock[0])
-    update, close = options.progress_bar("token")
+    update = options.progress_bar("token")
     update(900, 1000)  # read from a file
     clock[0] += 40
     update(920, 1000)
     assert "920/1000 [00:40<02:40" in capsys.readouterr().err
-    close()
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
@@ -263,7 +262,7 @@ EVALUATE: list[tuple[list[str], str]] = [
     (["--base", "./no-base", "--json", "none/out.json"], "--json must name a file in an exist"),
     (["--base", "./no-base", "--json", "/dev/null"], "--json must name a file in an exist"),
     (["--base", "./no-base"], "no-base"),
-    (["--text", "none.txt"], "--text must name a text file or a directory of *.txt files, got"),
+    (["--text", "none.txt"], "--text must name a file of text or a folder of *.txt files, got"),
     (["--epsilon=2"], "--epsilon must be None for AdaPMixED, got 2.0: its losses depend"),
     (["--mechanism", "adapmixed"] * 2, "must not be repeated, got 'adapmixed' twice"),
     ([*POOL, f"--mechanism={CLIPPED.replace(' ', '  ')}"], f"got '{CLIPPED}' twice"),

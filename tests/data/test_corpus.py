@@ -360,7 +360,7 @@ def test_text_to_score(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="path must hold .* got .*rows"):
             read_text(tmp_path / "rows" / name)
     shutil.rmtree(tmp_path / "rows")
-    with pytest.raises(ValueError, match="has none"):
+    with pytest.raises(ValueError, match="must name a file of text or a folder"):
         read_text(tmp_path / "empty.txt")
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(ValueError, match="UTF-8"):

@@ -101,7 +101,6 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
     total = plan_runs(tokens, ensemble.longest_text, **cut)[1]
     asked = _mechanisms(arguments, total)
     losses = validation_losses(Path(arguments.ensemble))  # raises before the models run
-    update, close = progress_bar("token", shown=ranks.is_main)
     names = "delta adjacency result diagnostics active"
     found = evaluate(
         ensemble,
@@ -112,9 +111,8 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
         rng=random_source(arguments.seed),
         epsilon={name: _epsilon(arguments, one.name) for name, one in asked.items()},
         memory_bytes=arguments.memory,
-        progress=update,
+        progress=progress_bar("token"),
     )
-    close()
     if not ranks.is_main:
         return 0
     names = "delta adjacency epsilon block stride runs active device dtype"

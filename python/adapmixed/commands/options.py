@@ -234,10 +234,8 @@ def check_alone(command: str) -> None:
         raise ValueError(f"{command} must run in one process, got {world} ranks")
 
 
-def progress_bar(
-    unit: str, *, shown: bool = True
-) -> tuple[Callable[[int, int], None], Callable[[], None]]:
-    """Return (update(done, total), close) of a progress bar with the time left.
+def progress_bar(unit: str) -> Callable[[int, int], None]:
+    """Return update(done, total) of a progress bar with the time left, which ends with the work.
 
     Without a terminal it is written every `LINE_SECONDS`. The speed is that since the first update,
     before which a resumed evaluation may have been done in part.
@@ -252,12 +250,13 @@ def progress_bar(
         if bar.total != of or done < bar.n:
             bar.close()
             bar = tqdm(
-                total=of, initial=done, unit=unit, disable=not shown, leave=False,
-                mininterval=every, delay=every,
-            )  # fmt: skip
+                total=of, initial=done, unit=unit, leave=False, mininterval=every, delay=every
+            )
         bar.update(done - bar.n)
+        if done == of:
+            bar.close()
 
-    return update, lambda: bar.close()
+    return update
 
 
 def joined_ranks(arguments: argparse.Namespace) -> AbstractContextManager[Ranks]:

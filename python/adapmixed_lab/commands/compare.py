@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     queries = arguments.queries
     of = arguments.delta, ensemble.num_models, queries, ensemble.vocab_size
     asked: dict[str, Mechanism] = methods(arguments.epsilon, *of)
-    update, close = progress_bar("token")
+    update = progress_bar("token")
 
     def measured(models: Ensemble, asked: dict[str, Mechanism]) -> list[Evaluation]:
         return evaluate(
@@ -97,7 +97,6 @@ def run(arguments: argparse.Namespace) -> int:
         given = argparse.Namespace(**vars(arguments) | {"ensemble": [folder]})
         alone = {"public": PublicOnly(), "adapter": Unprotected()}
         found += [trained(measured(load_ensemble(given, ALONE), alone)[1], stated)]
-    close()
     print(text(found))
     figure = draw(found)
     write_file(arguments.out, f"{figure.svg}\n".encode())
