@@ -105,16 +105,14 @@ def run_command(
 
 @contextmanager
 def _logging(shown: bool) -> Iterator[None]:
-    """Show the packages' logs on standard error while a command runs, if `shown`."""
-    handler = logging.StreamHandler()
+    """Show the library's log on standard error while a command runs, if `shown`."""
+    logger, handler = logging.getLogger("adapmixed"), logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s", "%H:%M:%S"))
-    loggers = [logging.getLogger(name) for name in ("adapmixed", "adapmixed_lab") if shown]
-    for logger in loggers:
+    if shown:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
     try:
         yield
     finally:
-        for logger in loggers:
-            logger.removeHandler(handler)
-            logger.setLevel(logging.NOTSET)
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
