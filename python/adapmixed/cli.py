@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -25,9 +26,6 @@ _COMMANDS = (
 
 class _Help(argparse.HelpFormatter):
     """A help of one screen, whose usage has the required arguments alone."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=27)
 
     def add_usage(
         self, usage: Any, actions: Iterable[argparse.Action], groups: Any, prefix: Any = None
@@ -69,7 +67,8 @@ def parser_of(prog: str, description: str, modules: Iterable[Any]) -> argparse.A
         module.add_arguments(command)
         told = "log the steps to standard error, without private values (train: PRIVATE)"
         command.add_argument("-v", "--verbose", action="store_true", help=told)
-        command.formatter_class = _Help
+        command.formatter_class = partial(_Help, max_help_position=27)
+        command.allow_abbrev = False  # --n of other libraries is no short form of --no-create
         command.set_defaults(run=module.run, options=frozenset(command._option_string_actions))
     return parser
 

@@ -49,7 +49,6 @@ class AnswerOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.allow_abbrev = False  # --n of other libraries is no short form of --no-create
     add_options(parser, AnswerOptions, "prompt prompts batch")
     add_serving_options(parser)
 
