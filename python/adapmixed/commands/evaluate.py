@@ -59,7 +59,7 @@ class EvaluateOptions:
 
 @dataclass
 class SeveralMechanisms(MechanismOptions):
-    """Those of a mechanism, of which there may be several."""
+    """The options of one or several mechanisms and their guarantee."""
 
     mechanism: list[str] | None = option(  # type: ignore[assignment]
         f"may be repeated (default: adapmixed): {SUCH_AS}", metavar='"NAME KEY=VALUE ..."'
