@@ -42,7 +42,7 @@ UNPLANNED = "clipped-log-pool lower=-0.25 upper=1 scale=2"
     [
         (POOL, "--base must be given, or --demo"),
         ([*MODELS, *POOL], "--ledger must be given: a server without one forgets what was spent"),
-        (MODELS, "--mechanism must be given"),
+        (MODELS, "--mechanism must be 'NAME KEY=VALUE ...'"),
         ([*MODELS, "--mechanism", "clipped-log-pool lower=-1 upper=1", "--ledger", "x"],
          "queries= in --mechanism clipped-log-pool, the number of tokens of all runs"),
         ([*MODELS, "--mechanism", "pmixed epsilon=3", "--ledger", "x"], "queries= in --mechanism"),
