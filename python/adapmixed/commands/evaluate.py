@@ -22,7 +22,6 @@ from adapmixed.commands.options import (
     SharedOptions,
     add_options,
     check_output,
-    joined_ranks,
     laboratory,
     load_ensemble,
     mechanism_of,
@@ -79,7 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print the table; among several processes only the main one writes."""
     take_plan(arguments)
     _mechanisms(arguments, queries=1)  # raises for bad options before the models are loaded
-    with joined_ranks(arguments) as ranks:
+    from adapmixed.ranks import joined
+
+    with joined(cuda=arguments.device == "cuda") as ranks:
         return _run(arguments, ranks)
 
 

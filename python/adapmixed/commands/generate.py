@@ -22,7 +22,6 @@ from adapmixed.commands.options import (
     SharedOptions,
     add_options,
     check_output,
-    joined_ranks,
     load_ensemble,
     mechanism_for,
     option,
@@ -147,11 +146,12 @@ def opened(arguments: argparse.Namespace, queries: int) -> Iterator[PrivateGener
     mechanism = mechanism_for(arguments, queries)
     from adapmixed.generation import PrivateGenerator
     from adapmixed.mechanisms.rows import check_shape
+    from adapmixed.ranks import joined
 
     check_shape(arguments.temperature, arguments.top_k)
     check_count("max_new_tokens", arguments.max_new_tokens)
 
-    with joined_ranks(arguments) as ranks:
+    with joined(cuda=arguments.device == "cuda") as ranks:
         if ranks.is_main:
             check_output("--ledger", arguments.ledger)
         ensemble = load_ensemble(arguments, ranks)

@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache, partial
 from importlib import import_module
@@ -257,18 +256,6 @@ def progress_bar(unit: str) -> Callable[[int, int], None]:
             bar.close()
 
     return update
-
-
-def joined_ranks(arguments: argparse.Namespace) -> AbstractContextManager[Ranks]:
-    """Join the processes of `torchrun`; GPUs communicate through NCCL.
-
-    Raises:
-        ValueError: as `check_device`.
-    """
-    from adapmixed.ranks import joined
-
-    check_device(arguments)
-    return joined(cuda=arguments.device == "cuda")
 
 
 def load_ensemble(arguments: argparse.Namespace, ranks: Ranks) -> Ensemble:
