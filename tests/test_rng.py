@@ -98,7 +98,7 @@ def test_a_seeded_source_goes_on_behind_an_earlier_one() -> None:
     key, counter = second.reserve()
     assert counter not in handed_out and counter == first.reserve()[1]
     assert key.tolist() == first.reserve()[0].tolist()
-    with pytest.raises(ValueError, match="position must be >= 6, got 5"):
+    with pytest.raises(ValueError, match="position must be an integer >= 6, got 5"):
         second.skip_to(5)
     for position in (6.0, True, None):
         with pytest.raises(ValueError, match="position must be an integer"):

@@ -6,18 +6,17 @@ A module's docstring is its help, `add_arguments` adds the options, and `run` do
 from __future__ import annotations
 
 import argparse
-import errno
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from adapmixed import __version__
-from adapmixed.commands.options import as_typed, unknown_options
+from adapmixed.commands.options import as_typed
 
 _COMMANDS = (
     "demo", "train", "evaluate", "compare", "generate", "synthesize", "chat", "serve", "keys",
@@ -27,9 +26,6 @@ _COMMANDS = (
 
 class _Help(argparse.HelpFormatter):
     """A help of one screen, whose usage has the required arguments alone."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=27)
 
     def add_usage(
         self, usage: Any, actions: Iterable[argparse.Action], groups: Any, prefix: Any = None
@@ -69,10 +65,10 @@ def parser_of(prog: str, description: str, modules: Iterable[Any]) -> argparse.A
         told = first.partition("``: ")[2].removesuffix(".")
         command = commands.add_parser(name, help=told, description=description)
         module.add_arguments(command)
-        private = "PRIVATE: with losses" if name == "train" else "without private values"
-        told = f"log the steps to standard error ({private})"
+        told = "log the steps to standard error, without private values (train: PRIVATE)"
         command.add_argument("-v", "--verbose", action="store_true", help=told)
-        command.formatter_class = _Help
+        command.formatter_class = partial(_Help, max_help_position=27)
+        command.allow_abbrev = False  # --n of other libraries is no short form of --no-create
         command.set_defaults(run=module.run, options=frozenset(command._option_string_actions))
     return parser
 
@@ -87,9 +83,7 @@ def run_command(
     Returns:
         The exit status of the command, or 2 after an error.
     """
-    parsed, unknown = parser.parse_known_args(typed)
-    if unknown:
-        parser.error(unknown_options(unknown))
+    parsed = parser.parse_args(typed)
     if not sys.stderr.isatty():  # also of transformers, which is not imported yet
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
@@ -101,40 +95,23 @@ def run_command(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to flush
         return 141  # a shell's status for a program that SIGPIPE ended
     except (ValueError, OSError, RuntimeError) as error:
-        text = as_typed(" ".join(_said(error, parsed).split()), parsed.options)
+        text = as_typed(" ".join(str(error).split()), parsed.options)
         print(f"{parser.prog} {parsed.command}: {text}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
 
 
-def _said(error: Exception, parsed: argparse.Namespace) -> str:
-    """Return an error's message; that of the system names the option whose file it is about."""
-    if not isinstance(error, OSError) or not isinstance(error.filename, str | bytes):
-        return str(error)
-    file, named = Path(os.fsdecode(error.filename)), "a path"
-    for name, value in vars(parsed).items():
-        option = f"--{name.replace('_', '-')}"
-        if option in parsed.options and isinstance(value, str | Path):
-            named = option if Path(value) in (file, *file.parents) else named
-    wanted = "an existing file or folder that this user may open"
-    if error.errno == errno.ENOSPC:
-        wanted = "a file on a disk with space left"
-    return f"{named} must name {wanted}, got {file}: {str(error.strerror).lower()}"
-
-
 @contextmanager
 def _logging(shown: bool) -> Iterator[None]:
-    """Show the packages' logs on standard error while a command runs, if `shown`."""
-    handler = logging.StreamHandler()
+    """Show the library's log on standard error while a command runs, if `shown`."""
+    logger, handler = logging.getLogger("adapmixed"), logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s", "%H:%M:%S"))
-    loggers = [logging.getLogger(name) for name in ("adapmixed", "adapmixed_lab") if shown]
-    for logger in loggers:
+    if shown:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
     try:
         yield
     finally:
-        for logger in loggers:
-            logger.removeHandler(handler)
-            logger.setLevel(logging.NOTSET)
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)

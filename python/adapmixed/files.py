@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import chain
+from glob import escape
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -34,12 +33,8 @@ def write_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600) 
         OSError: the file cannot be written, or a link cannot be followed.
     """
     target = _place(path)
-    temporary = _written_beside(target, data, mode)
-    try:
+    with _written_beside(target, data, mode) as temporary:
         os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink()
-        raise
     flush(target.parent)
 
 
@@ -57,17 +52,13 @@ def create_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600)
         OSError: the file cannot be written.
     """
     target = Path(path)
-    temporary = _written_beside(target, data, mode)
-    try:
+    with _written_beside(target, data, mode) as temporary, suppress(FileExistsError):
         os.link(temporary, target)
-    except FileExistsError:
-        if target.is_symlink() and not target.exists():
-            raise FileNotFoundError(f"{target} must not be a link to a missing file") from None
-        return False
-    finally:
-        temporary.unlink()
-    flush(target.parent)
-    return True
+        flush(target.parent)
+        return True
+    if target.is_symlink() and not target.exists():
+        raise FileNotFoundError(f"{target} must not be a link to a missing file")
+    return False
 
 
 def temporary_folder(target: str | os.PathLike[str]) -> Path:
@@ -107,11 +98,13 @@ def remove_leftovers(folder: str | os.PathLike[str], name: str) -> None:
     If that is a link, files that were left next to the file that it leads to are removed, too.
     """
     named = Path(folder) / name
-    for path in chain(*map(_leftovers, {named, Path(os.path.realpath(named))})):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+    for place in {named, Path(os.path.realpath(named))}:
+        pattern = f"{escape(_PREFIX + place.name)}-{'[0-9a-f]' * 16}"
+        for path in list(place.parent.glob(pattern)):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def check_locks(path: str | os.PathLike[str]) -> None:
@@ -192,28 +185,22 @@ def _place(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _leftovers(target: Path) -> list[Path]:
-    if not target.parent.is_dir():
-        return []
-    name = re.compile(re.escape(f"{_PREFIX}{target.name}-") + "[0-9a-f]{16}")
-    return [path for path in target.parent.iterdir() if name.fullmatch(path.name)]
-
-
 def _beside(target: Path) -> Path:
     return target.with_name(f"{_PREFIX}{target.name}-{secrets.token_hex(8)}")
 
 
-def _written_beside(target: Path, data: bytes, mode: int) -> Path:
+@contextmanager
+def _written_beside(target: Path, data: bytes, mode: int) -> Iterator[Path]:
+    """Write a file next to its place; it is gone at the end, unless it was moved."""
     temporary = _beside(target)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
-        with open(descriptor, "wb") as file:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-    except BaseException as error:  # as on a full disk
-        temporary.unlink()
-        if isinstance(error, OSError):
-            error.filename = str(target)
+        yield temporary
+    except OSError as error:  # as on a full disk
+        error.filename = error.filename or str(target)
         raise
-    return temporary
+    finally:
+        temporary.unlink(missing_ok=True)

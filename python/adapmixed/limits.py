@@ -94,7 +94,7 @@ def check_leakage(value: Any, order: float) -> float:
     leakage = check_number("target_leakage", value, least=0.0, infinite=True)
     most = MOST_EXPONENT / (order - 1)
     if leakage * order > most:  # the radius is checked, which rounding may put above the limit
-        raise ValueError(f"target_leakage must be <= {_shown(most / order)}, got {value}")
+        raise ValueError(f"target_leakage must be <= {most / order:.15g}, got {value}")
     return leakage
 
 
@@ -216,12 +216,6 @@ def check_option(name: str, value: object, allowed: Sequence[object]) -> None:
         raise ValueError(f"{name} must be one of {tuple(allowed)!r}, got {value!r}")
 
 
-def _shown(limit: float) -> str:
-    """Return a limit in few digits, or in all that tell it from its neighbours."""
-    short = f"{limit:g}"
-    return short if float(short) == limit else repr(limit)
-
-
 def check_number(
     name: str,
     value: object,
@@ -254,11 +248,11 @@ def check_number(
     except OverflowError:
         raise ValueError(f"{name} must be a number that a float64 can hold, got {value}") from None
     if not value > above and above > -math.inf:
-        raise ValueError(f"{name} must be > {_shown(above)}, got {value}")
+        raise ValueError(f"{name} must be > {above:.15g}, got {value}")
     if not value >= least:
-        raise ValueError(f"{name} must be >= {_shown(least)}, got {value}")
+        raise ValueError(f"{name} must be >= {least:.15g}, got {value}")
     if not value <= most:
-        raise ValueError(f"{name} must be <= {_shown(most)}, got {value}")
+        raise ValueError(f"{name} must be <= {most:.15g}, got {value}")
     if not infinite and not -math.inf < value < math.inf:
         raise ValueError(f"{name} must be finite, got {value}")
     return value

@@ -106,14 +106,11 @@ class SeededRandom(_Counter):
             position: the next counter, as :attr:`position` of the earlier source.
 
         Raises:
-            ValueError: the position is not an integer, or it lies before the next counter, so that
-                a counter would be returned twice.
+            ValueError: it is no integer, or before the next counter, which would be returned twice.
         """
-        if isinstance(position, bool) or not isinstance(position, int):
-            raise ValueError(f"position must be an integer, got {position!r}")
         with self._lock:
-            if position < self._next:
-                raise ValueError(f"position must be >= {self._next}, got {position}")
+            if not isinstance(position, int) or position < self._next:
+                raise ValueError(f"position must be an integer >= {self._next}, got {position!r}")
             self._next = position
 
     def child(self, label: str) -> "SeededRandom":

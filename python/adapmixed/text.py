@@ -16,7 +16,6 @@ from torch import Tensor
 from adapmixed.limits import check_type
 
 _UNKNOWN = "\ufffd"
-_BYTES = 4  # of the longest character, so that it has at most four tokens
 
 
 @dataclass(frozen=True)
@@ -138,10 +137,6 @@ def read_text(path: str | os.PathLike[str], *, name: str = "path") -> list[Docum
             (`*.jsonl`, `*.tsv` ...), or if a folder holds several splits.
     """
     root = Path(path)
-    if not root.exists():
-        raise ValueError(
-            f"{name} must name a text file or a directory of *.txt files, got {str(root)!r}"
-        )
     if root.is_file():
         check_kind(name, root, rows=False)
         files = [root]
@@ -149,7 +144,7 @@ def read_text(path: str | os.PathLike[str], *, name: str = "path") -> list[Docum
         files = files_below(name, root, None).get("text", [])
     documents = list(file_documents(root, files))
     if not documents:
-        raise ValueError(f"{name} must hold text, but {root} has none (*.txt files are read)")
+        raise ValueError(f"{name} must name a file of text or a folder of *.txt files, got {root}")
     return documents
 
 
@@ -296,50 +291,34 @@ def check_prompt(ids: Sequence[int], vocab_size: int, tokenizer: Any) -> None:
 class Continuation:
     """A continuation that is decoded token by token.
 
-    Some tokenizers spell rare characters in bytes, a token each, and decode neighbouring bytes
-    together: if one byte is wrong or missing, all of them become "\ufffd".
+    Text is held back while it ends in "\ufffd": a character may be spelled in bytes, a token each.
     """
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int]) -> None:
         self._tokenizer, self._ids = tokenizer, list(prompt)
-        self._whole = len(prompt)  # tokens that are shown; those behind may end inside a character
-        while self._whole > max(len(prompt) - _BYTES, 0) and self._ends_inside(self._whole):
-            self._whole -= 1
-        self._shown = self._decoded(self._whole)
-        self._inside = self._whole < len(prompt)  # signs of lost bytes are the prompt's, not shown
+        self._shown = len(prompt)  # tokens that are shown; those behind end inside a character
+        while self._shown > max(len(prompt) - 4, 0) and self._ends_inside(self._shown):
+            self._shown -= 1
+        self._inside = self._shown < len(prompt)  # signs of lost bytes are the prompt's, not shown
 
     def add(self, token: int) -> str:
         """Return the text that this token adds; what ends inside a character is held back."""
         self._ids.append(token)
-        lost = ""
-        if len(self._ids) - self._whole >= _BYTES and self._ends_inside():
-            # No character has more tokens, so the first of these does not begin one.
-            lost, begun = self._new(self._whole + 1), self._ids[self._whole + 1 :]
-            self._ids, self._whole, self._shown = begun, 0, ""
-        if self._ends_inside():
-            return lost
-        piece = self.rest()
-        if piece:
-            self._inside = False
-            # So that a token's cost does not grow with the text. The last piece stays, because some
-            # tokenizers drop the space of the first token.
-            self._ids = self._ids[self._whole :]
-            self._whole, self._shown = len(self._ids), self._decoded()
-        return lost + piece
+        return "" if self._ends_inside() else self.rest()
 
     def rest(self) -> str:
         """Return the text that was held back for an incomplete character."""
-        piece, self._shown = self._new(None), self._decoded()
-        return piece
-
-    def _new(self, end: int | None) -> str:
-        """Return what the tokens up to this one add to the text that was shown."""
-        text = self._decoded(end)
-        same = len(commonprefix([self._shown, text]))
-        piece = text[same:]
-        if same < len(self._shown) and piece.startswith(_UNKNOWN):  # bytes that were shown, too
+        shown, text = self._decoded(self._shown), self._decoded()
+        same = len(commonprefix([shown, text]))
+        piece = text[same:].lstrip(_UNKNOWN if self._inside else "")
+        if same < len(shown) and piece.startswith(_UNKNOWN):  # bytes that were shown, too
             piece = _UNKNOWN + piece.lstrip(_UNKNOWN)
-        return piece.lstrip(_UNKNOWN) if self._inside else piece
+        if piece:
+            # So that a token's cost does not grow with the text. The last piece stays, because some
+            # tokenizers drop the space of the first token.
+            self._ids, self._inside = self._ids[self._shown :], False
+        self._shown = len(self._ids)
+        return piece
 
     def _ends_inside(self, end: int | None = None) -> bool:
         return self._decoded(end).endswith(_UNKNOWN)
@@ -378,18 +357,15 @@ class AnswerText:
     def add(self, token: int) -> tuple[str, str | None]:
         """Return the text that is certain now, and "stop" or "length" if the answer has ended."""
         self._left -= 1
-        ended = token in self._ends
-        self._held += "" if ended else self._decoded.add(token)
-        if ended or not self._left:
-            self._held += self._decoded.rest()
+        finish = "stop" if token in self._ends else None if self._left else "length"
+        self._held += "" if finish == "stop" else self._decoded.add(token)
+        self._held += self._decoded.rest() if finish else ""
         found = [place for one in self._stop if (place := self._held.find(one)) >= 0]
         if found:
             return self._held[: min(found)], "stop"
-        if ended or not self._left:
-            return self._held, "stop" if ended else "length"
-        cut = len(self._held) - self._begun()
+        cut = len(self._held) - (0 if finish else self._begun())
         text, self._held = self._held[:cut], self._held[cut:]
-        return text, None
+        return text, finish
 
     def _begun(self) -> int:
         """Return the length of the longest end of the text that a stop string begins with."""
@@ -465,25 +441,19 @@ def texts_of(prompts: object) -> list[str]:
     return list(prompts)
 
 
-def messages_of(messages: object) -> list[dict[str, Any]]:
+def messages_of(messages: Any) -> list[dict[str, Any]]:
     """Return a conversation as a list of messages.
 
     Raises:
         ValueError: there is no message, or one is not {"role": string, "content": string}.
     """
-    if not isinstance(messages, Collection) or isinstance(messages, str | bytes | dict):
+    several = isinstance(messages, Collection) and not isinstance(messages, str | bytes | dict)
+    if not several or not messages or not all(isinstance(one, Mapping) for one in messages):
         raise ValueError(f"messages must be a list of {{'role', 'content'}}, got {messages!r}")
-    found = []
     for index, message in enumerate(messages):
-        name = f"messages[{index}]"
-        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-            raise ValueError(f"{name} must be {{'role': ..., 'content': ...}}, got {message!r}")
         for key in ("role", "content"):
-            check_text(f"{name}[{key!r}]", message[key])
-        found.append(dict(message))
-    if not found:
-        raise ValueError("messages must hold at least one message, got none")
-    return found
+            check_text(f"messages[{index}][{key!r}]", message.get(key))
+    return [dict(one) for one in messages]
 
 
 def check_text(name: str, text: object) -> str:

@@ -115,4 +115,4 @@ def test_the_demo_checks_its_arguments_before_it_trains(
     assert list((tmp_path / "out").iterdir()) == []
     (tmp_path / "file").write_text("")
     assert main(["demo", "--out", str(tmp_path / "file")]) == 2
-    assert "--out must name a folder, got the file" in capsys.readouterr().err
+    assert "File exists" in capsys.readouterr().err

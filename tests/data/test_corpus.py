@@ -153,7 +153,7 @@ BAD_ROWS = [
     ({"user": None, "text": "x"}, "user must be a name"),
     ({"user": 1.5, "text": "x"}, "user must be a name"),
     ({"user": "a", "text": 3}, "text must be text"),
-    ({"user": "a", "text": "\ud800"}, "text must be Unicode"),
+    ({"user": "a", "text": "\ud800"}, "text must hold Unicode"),
 ]
 BAD_TALKS = [
     ("hi", "message 0 is not one"),
@@ -161,7 +161,7 @@ BAD_TALKS = [
     ([{"from": "human", "value": "hi"}], "message 0 is not one"),
     ([{"role": "user", "content": None}], "message 0 is not one"),
     ([TALK[0], TALK[0]], "must fit the base's chat template: roles must alternate"),
-    ([{"role": "user", "content": "\ud800"}], "must be Unicode text"),
+    ([{"role": "user", "content": "\ud800"}], "must hold Unicode"),
 ]
 
 
@@ -360,7 +360,7 @@ def test_text_to_score(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="path must hold .* got .*rows"):
             read_text(tmp_path / "rows" / name)
     shutil.rmtree(tmp_path / "rows")
-    with pytest.raises(ValueError, match="has none"):
+    with pytest.raises(ValueError, match="must name a file of text or a folder"):
         read_text(tmp_path / "empty.txt")
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(ValueError, match="UTF-8"):

@@ -29,7 +29,6 @@ class ChatOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.allow_abbrev = False  # as of generate
     add_options(parser, ChatOptions)
     add_serving_options(parser)
 

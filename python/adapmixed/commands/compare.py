@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from adapmixed.commands.generate import AnswerOptions
 from adapmixed.commands.options import (
+    MechanismOptions,
     SharedOptions,
-    add_mechanism_options,
     add_options,
     check_alone,
     load_ensemble,
@@ -38,9 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add_options(parser, SharedOptions, "base ensemble max_new_tokens temperature top_k active")
     add_options(parser, AnswerOptions, "prompt", required=True)
-    told = "seed of the random numbers (default: one of the system's)"
-    parser.add_argument("--seed", type=int, metavar="N", help=told)
-    add_mechanism_options(parser)
+    add_options(parser, AnswerOptions, "seed")
+    add_options(parser, MechanismOptions, title="mechanism and guarantee")
     add_options(parser, SharedOptions, "device dtype")
 
 

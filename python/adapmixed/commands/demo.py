@@ -108,12 +108,11 @@ def run(arguments: argparse.Namespace) -> int:
     # References without protection, of which the best one is shown.
     pools = {f"unprotected pool, κ = {scale:g}": UnprotectedPool(scale) for scale in POOL_SCALES}
     say(f"4 of 5: score {arguments.queries:,} tokens with {len(asked | pools) + 1} methods")
-    update, close = progress_bar(arguments.queries, "token")
-    seed, of = arguments.seed, {"delta": DELTA, "queries": arguments.queries}
+    update, seed = progress_bar("token"), arguments.seed
+    of = {"delta": DELTA, "queries": arguments.queries}
     evaluations = evaluate(
         ensemble, tokens, asked | pools, rng=random_source(seed), progress=update, **of
     )
-    close()
     best = min(evaluations, key=lambda one: one.perplexity if one.name in pools else math.inf)
     evaluations = [one for one in evaluations if one.name not in pools]
     alone = evaluate(whole, tokens, {WHOLE: Unprotected()}, rng=random_source(seed), **of)

@@ -8,9 +8,6 @@ import argparse
 import copy
 import json
 
-TESTED_TRANSFORMERS = ("5.23", "5.24")
-"""Minor versions of transformers that the library was tested with; constraints.txt has one."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
@@ -22,17 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the facts of a report's environment, and those of the GPUs, as JSON."""
-    from adapmixed.commands.options import say_hub
-
-    if arguments.base is not None:
-        say_hub(arguments.base)
     import torch
 
     from adapmixed.evaluation.report import environment
 
     facts: dict[str, object] = {**environment()}
-    minor = ".".join(str(facts["transformers"]).split(".")[:2])
-    facts["transformers_is_tested"] = minor in TESTED_TRANSFORMERS
     facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     facts |= {} if arguments.base is None else sharing(arguments.base)
     print(json.dumps(facts, indent=2, ensure_ascii=False, default=str))
@@ -53,14 +44,11 @@ def sharing(base: str) -> dict[str, object]:
     from adapmixed.ensemble.lora import TESTED, block_names, head_name, linear_names
     from adapmixed.ensemble.public_model import check_model, load_base
     from adapmixed.text import end_of_text
-    from adapmixed.training.settings import HEAD
 
     model, tokenizer = load_base(base, None)
     end_of_text(tokenizer, model.config.get_text_config().vocab_size)
     check_model(model, tokenizer)
     kind, blocks = model.config.model_type, block_names(model)
-    vocab, width = model.get_output_embeddings().weight.shape
-    size = 1_008 * HEAD["rank"] * (2 * vocab + 4 * width)  # in whole blocks; A is in float32
     last = [name for name in linear_names(model) if blocks and name.startswith(f"{blocks[-1]}.")]
 
     def shared(layers: list[str]) -> object:
@@ -70,6 +58,5 @@ def sharing(base: str) -> dict[str, object]:
     return {
         "base": f"{base} ({kind}, {'tested' if kind in TESTED else 'not tested, tried here'})",
         "head_members_share": shared([head_name(model)]),
-        "1000_head_members_take": f"{1e-9 * size:.2f} GB in bfloat16 at rank {HEAD['rank']}",
         "members_of_the_last_block_share": shared(last),
     }

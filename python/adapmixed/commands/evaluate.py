@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 from adapmixed.commands.options import (
     BASELINES,
     CHOOSING,
+    SUCH_AS,
+    MechanismOptions,
     SharedOptions,
-    add_mechanism_options,
     add_options,
     check_output,
-    joined_ranks,
     laboratory,
     load_ensemble,
     mechanism_of,
@@ -55,20 +55,31 @@ class EvaluateOptions:
     seed: int | None = option("seed of the randomness (default: the system's)")
 
 
+@dataclass
+class SeveralMechanisms(MechanismOptions):
+    """The options of one or several mechanisms and their guarantee."""
+
+    mechanism: list[str] | None = option(  # type: ignore[assignment]
+        f"may be repeated (default: adapmixed): {SUCH_AS}", metavar='"NAME KEY=VALUE ..."'
+    )
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add_options(parser, SharedOptions, "base ensemble")
     add_options(parser, EvaluateOptions)
     add_options(parser, SharedOptions, "memory active")
-    add_mechanism_options(parser, several=True)
+    add_options(parser, SeveralMechanisms, title="mechanism and guarantee")
     add_options(parser, SharedOptions, "device dtype")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print the table; among several processes only the main one writes."""
-    take_plan(arguments, several=True)
+    take_plan(arguments)
     _mechanisms(arguments, queries=1)  # raises for bad options before the models are loaded
-    with joined_ranks(arguments) as ranks:
+    from adapmixed.ranks import joined
+
+    with joined(cuda=arguments.device == "cuda") as ranks:
         return _run(arguments, ranks)
 
 
@@ -91,7 +102,6 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
     total = sum(one.queries for one in windows)
     asked = _mechanisms(arguments, total)
     losses = validation_losses(Path(arguments.ensemble))  # raises before the models run
-    update, close = progress_bar(total, "token", shown=ranks.is_main)
     names = "delta adjacency result diagnostics active"
     found = evaluate(
         ensemble,
@@ -102,9 +112,8 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
         rng=random_source(arguments.seed),
         epsilon={name: _epsilon(arguments, one.name) for name, one in asked.items()},
         memory_bytes=arguments.memory,
-        progress=update,
+        progress=progress_bar("token"),
     )
-    close()
     if not ranks.is_main:
         return 0
     names = "delta adjacency epsilon block stride active device dtype"
@@ -150,6 +159,7 @@ def _mechanisms(arguments: argparse.Namespace, queries: int) -> dict[str, Mechan
     from adapmixed.mechanisms import PublicOnly, Unprotected
 
     texts = arguments.mechanism or ["adapmixed"]
+    texts = [texts] if isinstance(texts, str) else texts  # of a plan
     names = [text.split()[0] if text.split() else text for text in texts]
     found: dict[str, Mechanism] = {one.name: one for one in (PublicOnly(), Unprotected())}
     always = tuple(found)
@@ -170,20 +180,18 @@ def validation_losses(folder: Path) -> list[dict[str, object]]:
     the public model's.
 
     Args:
-        folder: the ensemble folder. The result is empty if `adapmixed train` did not make it.
+        folder: the ensemble folder. Members that `adapmixed train` did not make are left out.
 
     Raises:
         ValueError: if a file of the ensemble or of a member has another format.
     """
     from adapmixed.ensemble.members import MEMBER_FILE, read_manifest, read_member_record
-    from adapmixed.ensemble.public_model import FILE_NAME
 
     found: list[dict[str, object]] = []
-    if (folder / FILE_NAME).is_file():
-        for member in read_manifest(folder).members:
-            if member is not None and (folder / member / MEMBER_FILE).is_file():
-                held_out = read_member_record(folder / member)["validation"]
-                if held_out is not None:
-                    losses = {name: float(held_out[name]) for name in ("loss", "public_loss")}
-                    found.append({"member": member, **losses})
+    for member in read_manifest(folder).members:
+        if member is not None and (folder / member / MEMBER_FILE).is_file():
+            held_out = read_member_record(folder / member)["validation"]
+            if held_out is not None:
+                losses = {name: float(held_out[name]) for name in ("loss", "public_loss")}
+                found.append({"member": member, **losses})
     return found

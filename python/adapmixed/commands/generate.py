@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from adapmixed.commands.ledger import all_ledgers
 from adapmixed.commands.options import (
+    MechanismOptions,
     SharedOptions,
-    add_mechanism_options,
     add_options,
     check_output,
-    joined_ranks,
     load_ensemble,
     mechanism_for,
     option,
@@ -41,7 +40,6 @@ class AnswerOptions:
 
     prompt: list[str] | None = option("prompt to continue; may be repeated", metavar="TEXT")
     prompts: Path | None = option("UTF-8 file with one prompt per line")
-    chat: bool = option("take the prompt as a user's message, in the chat template")
     batch: int | None = option("prompts answered together (default: as --memory allows)")
     stop: list[str] | None = option("text that ends an answer; may be repeated", metavar="TEXT")
     seed: int | None = option("seed, for text that is not released (default: the system's)")
@@ -50,8 +48,7 @@ class AnswerOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.allow_abbrev = False  # --n of other libraries is no short form of --no-create
-    add_options(parser, AnswerOptions, "prompt prompts chat batch")
+    add_options(parser, AnswerOptions, "prompt prompts batch")
     add_serving_options(parser)
 
 
@@ -63,10 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = shape_of(arguments)
     with opened(arguments, queries) as generator:
         is_main = generator.ensemble.ranks.is_main
-        if arguments.chat:
-            message = {"role": "user", "content": prompts[0]}
-            show(generator.chat([message], **options), is_main)
-        elif len(prompts) == 1:
+        if len(prompts) == 1:
             show((piece for (piece,) in generator.stream(prompts, **options)), is_main)
         else:
             shape = {"temperature": arguments.temperature, "top_k": arguments.top_k}
@@ -84,20 +78,15 @@ def _prompts(arguments: argparse.Namespace) -> list[str]:
 
     prompts = list(arguments.prompt or ())
     if arguments.prompts is not None:
-        lines = "".join(text_lines(arguments.prompts)).split("\n")
-        while lines and not lines[-1].strip():
-            lines.pop()
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                raise ValueError(
-                    f"--prompts must have a prompt in every line, line {number} of "
-                    f"{arguments.prompts} is blank"
-                )
+        lines = "".join(text_lines(arguments.prompts)).rstrip("\n").split("\n")
+        if blank := [number for number, line in enumerate(lines, start=1) if not line.strip()]:
+            raise ValueError(
+                f"--prompts must have a prompt in every line, line {blank[0]} of "
+                f"{arguments.prompts} is blank"
+            )
         prompts += lines
     if not prompts:
         raise ValueError("--prompt or --prompts must give at least one prompt, got none")
-    if arguments.chat and len(prompts) > 1:
-        raise ValueError(f"--chat takes one prompt, got {len(prompts)}")
     return prompts
 
 
@@ -106,7 +95,7 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
     add_options(parser, SharedOptions, "base ensemble max_new_tokens temperature top_k active")
     add_options(parser, AnswerOptions, "stop seed operator")
     add_options(parser, SharedOptions, "ledger no_create memory")
-    add_mechanism_options(parser)
+    add_options(parser, MechanismOptions, title="mechanism and guarantee")
     add_options(parser, SharedOptions, "device dtype")
 
 
@@ -157,13 +146,14 @@ def opened(arguments: argparse.Namespace, queries: int) -> Iterator[PrivateGener
     mechanism = mechanism_for(arguments, queries)
     from adapmixed.generation import PrivateGenerator
     from adapmixed.mechanisms.rows import check_shape
+    from adapmixed.ranks import joined
 
     check_shape(arguments.temperature, arguments.top_k)
     check_count("max_new_tokens", arguments.max_new_tokens)
 
-    with joined_ranks(arguments) as ranks:
-        if ranks.is_main and arguments.ledger is not None:
-            check_place(arguments)
+    with joined(cuda=arguments.device == "cuda") as ranks:
+        if ranks.is_main:
+            check_output("--ledger", arguments.ledger)
         ensemble = load_ensemble(arguments, ranks)
         with accounted(arguments) if ranks.is_main else nullcontext() as accountant:
             yield PrivateGenerator(
@@ -174,15 +164,6 @@ def opened(arguments: argparse.Namespace, queries: int) -> Iterator[PrivateGener
                 memory_bytes=arguments.memory,
                 active=arguments.active,
             )
-
-
-def check_place(arguments: argparse.Namespace) -> None:
-    """Raise ValueError for a ledger that cannot be opened, before the models are loaded."""
-    check_output("--ledger", arguments.ledger)
-    if arguments.no_create and not arguments.ledger.exists():
-        raise ValueError(
-            f"--ledger must name an existing ledger with --no-create, got {arguments.ledger}"
-        )
 
 
 @contextmanager
@@ -209,9 +190,7 @@ def accounted(arguments: argparse.Namespace) -> Iterator[Accountant]:
         try:
             yield accountant
         except BaseException:
-            accountant.close(empty=not is_new)
-            if is_new and not path.exists():
-                print(f"Ledger {path} was removed: nothing was charged.", file=sys.stderr)
+            accountant.close(empty=not is_new)  # a new ledger without a charge is removed
             raise
         finally:
             if accountant.queries:

@@ -6,7 +6,8 @@ List the mechanisms, or the keys of one mechanism with their defaults.
 import argparse
 import inspect
 
-from adapmixed.commands.options import keys_of, kind_of, kinds
+from adapmixed.commands.options import keys_of, kinds
+from adapmixed.limits import check_option
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,8 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print all mechanisms, or one mechanism with its keys."""
     for name in kinds() if arguments.name is None else (arguments.name,):
-        kind = kind_of("name", name)
-        first = (inspect.getdoc(kind) or "").split("\n\n")[0]
+        check_option("name", name, tuple(kinds()))
+        first = (inspect.getdoc(kinds()[name]) or "").split("\n\n")[0]
         print(f"{name}: {' '.join(first.split())}")
         if arguments.name is not None:
             for key, default in keys_of(name).items():

@@ -6,16 +6,22 @@ import argparse
 import os
 import shlex
 import sys
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.limits import DEFAULT_ACTIVE, QUESTIONS, check_queries, check_type
+from adapmixed.limits import (
+    DEFAULT_ACTIVE,
+    QUESTIONS,
+    check_active,
+    check_count,
+    check_option,
+    check_queries,
+    check_type,
+)
 
 if TYPE_CHECKING:
     from adapmixed.ensemble import Ensemble
@@ -44,17 +50,10 @@ _GIVEN = {"delta": "use --delta"}
 """Arguments in Python that have their own option on the command line."""
 
 PLAN_VERSION = 2  # of a saved plan
-_SUCH_AS = "such as 'clipped-mixing lower=0.78 upper=2.7'; see 'adapmixed mechanisms'"
+SUCH_AS = "such as 'clipped-mixing lower=0.78 upper=2.7'; see 'adapmixed mechanisms'"
 
 LINE_SECONDS = 30.0
-"""Seconds between two lines of a progress without a terminal."""
-
-_TYPED = {
-    "memory_bytes": "memory",
-    "stop_strings": "stop",
-    "validation_fraction": "training: validation_fraction",
-}
-"""Arguments in Python whose options have other names."""
+"""Seconds between two writings of a progress bar without a terminal."""
 
 
 def option(help: str, default: Any = None, **more: Any) -> Any:
@@ -113,23 +112,8 @@ def add_options(
 def as_typed(message: str, options: Collection[str]) -> str:
     """Return an error message with the option's name, if there is one, for the argument's."""
     name, _, rest = message.partition(" ")
-    option = f"--{_TYPED.get(name) or name.replace('_', '-')}"
-    return f"{option} {rest}" if option.split(":")[0] in options else message
-
-
-def unknown_options(names: Sequence[str]) -> str:
-    """Return the error message for options that the command does not have.
-
-    If an option would void the guarantee, the message says why.
-    """
-    from adapmixed.generation.refused import REASONS
-
-    for name in names:
-        option = name.split("=")[0]
-        key = option.removeprefix("--").replace("-", "_")
-        if option.startswith("--") and key in REASONS:
-            return f"argument {option}: must not be given: {REASONS[key]}"
-    return f"unrecognized arguments: {' '.join(names)}"
+    option = f"--{name.replace('_', '-')}"
+    return f"{option} {rest}" if option in options else message
 
 
 def random_source(seed: int | None) -> SecureRandom | SeededRandom:
@@ -139,26 +123,15 @@ def random_source(seed: int | None) -> SecureRandom | SeededRandom:
     return SecureRandom() if seed is None else SeededRandom(seed)
 
 
-def memory_bytes(text: str) -> int:
+def size(text: str) -> int:
     """Return the bytes of a size such as 512M or 2G."""
-    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    unit = units.get(text[-1:].upper(), 1)
-    number = text[:-1] if unit > 1 else text
-    try:
-        size = int(float(number) * unit)
-    except (ValueError, OverflowError):
-        size = 0
-    if size < 1:
-        raise argparse.ArgumentTypeError(f"must be a size such as 512M or 2G, got {text!r}")
-    return size
+    shift = {"K": 10, "M": 20, "G": 30}.get(text[-1:].upper(), 0)
+    return check_count("memory", int(text[:-1] if shift else text) << shift)
 
 
-def _active(text: str) -> int | None:
-    if text == "all":
-        return None
-    if not text.isdecimal() or int(text) < 2:
-        raise argparse.ArgumentTypeError(f"must be an integer >= 2 or 'all', got {text!r}")
-    return int(text)
+def active(text: str) -> int | None:
+    """Return K of an active vocabulary; None for 'all'."""
+    return None if text == "all" else check_active(int(text))
 
 
 @dataclass
@@ -173,7 +146,7 @@ class SharedOptions:
     active: int | None = option(
         "likeliest public tokens about which members speak, or 'all'",
         DEFAULT_ACTIVE,
-        type=_active,
+        type=active,
         metavar="K",
     )
     ledger: Path | None = option("ledger, which is charged before a token is drawn")
@@ -181,7 +154,7 @@ class SharedOptions:
     memory: int = option(
         "for logits, activations and caches, such as 512M (default: 1G)",
         1 << 30,
-        type=memory_bytes,
+        type=size,
         metavar="SIZE",
     )
     device: str = option("where models run", "cpu", choices=("cpu", "cuda"))
@@ -192,11 +165,11 @@ class SharedOptions:
 
 @dataclass
 class MechanismOptions:
-    """--plan, and --mechanism, --epsilon, --delta and --adjacency, which it replaces."""
+    """--plan, and the options of a mechanism and its guarantee, which it replaces."""
 
     plan: Path | None = option("of 'adapmixed plan --save', in place of the other options here")
     mechanism: str | None = option(
-        f"must be given, or --plan: {_SUCH_AS}", metavar='"NAME KEY=VALUE ..."'
+        f"must be given, or --plan: {SUCH_AS}", metavar='"NAME KEY=VALUE ..."'
     )
     epsilon: float | None = option("budget of every shard, for any number of tokens")
     delta: float | None = option("delta of the guarantee (default: 1e-5)")
@@ -207,23 +180,8 @@ class MechanismOptions:
     )
 
 
-def add_mechanism_options(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """Add the options of a mechanism and its guarantee, in a group of their own.
-
-    Args:
-        parser: gets the options.
-        several: whether --mechanism may be repeated.
-    """
-    group = add_options(parser, MechanismOptions, "plan", title="mechanism and guarantee")
-    more: dict[str, Any] = {}
-    if several:
-        more = {"action": "append", "help": f"may be repeated (default: adapmixed): {_SUCH_AS}"}
-    add_options(group, MechanismOptions, "mechanism", **more)
-    add_options(group, MechanismOptions, "epsilon delta adjacency")
-
-
 def check_output(name: str, path: Path | None, *, folder: bool = False) -> None:
-    """Raise ValueError for an output that cannot be written, before any work is done.
+    """Raise an error for an output that cannot be written, before any work is done.
 
     Args:
         name: the option.
@@ -233,15 +191,10 @@ def check_output(name: str, path: Path | None, *, folder: bool = False) -> None:
     if path is None:
         return
     if folder:
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except FileExistsError:
-            raise ValueError(f"{name} must name a folder, got the file {path}") from None
-        target = path
-    else:
-        if (path.exists() and not path.is_file()) or not path.parent.is_dir():
-            raise ValueError(f"{name} must name a file in an existing folder, got {path}")
-        target = Path(os.path.realpath(path)).parent  # where it is replaced
+        path.mkdir(parents=True, exist_ok=True)
+    elif (path.exists() and not path.is_file()) or not path.parent.is_dir():
+        raise ValueError(f"{name} must name a file in an existing folder, got {path}")
+    target = path if folder else Path(os.path.realpath(path)).parent  # where it is replaced
     if not os.access(target, os.W_OK):
         raise ValueError(f"{name} must be writable, got {target}")
 
@@ -280,62 +233,29 @@ def check_alone(command: str) -> None:
         raise ValueError(f"{command} must run in one process, got {world} ranks")
 
 
-def say_hub(base: str) -> None:
-    """Say that the model hub will be asked for a base, in the main process.
+def progress_bar(unit: str) -> Callable[[int, int], None]:
+    """Return update(done, total) of a progress bar with the time left, which ends with the work.
 
-    Raises:
-        ValueError: as `check_base`.
-    """
-    from adapmixed.ensemble.public_model import check_base
-    from adapmixed.ranks import Rank
-
-    check_base(base)
-    if Rank.from_environment().rank == 0 and not Path(base).is_dir():
-        print(f"Base {base!r} is not a folder here; asking the model hub for it.", file=sys.stderr)
-
-
-def progress_bar(
-    total: int, unit: str, *, shown: bool = True
-) -> tuple[Callable[[int, int], None], Callable[[], None]]:
-    """Return (update(done, total), close) of a progress bar with the time left.
-
-    Without a terminal it is a line every `LINE_SECONDS`. The speed is that since the first update,
+    Without a terminal it is written every `LINE_SECONDS`. The speed is that since the first update,
     before which a resumed evaluation may have been done in part.
     """
     from tqdm import tqdm
 
-    bar = tqdm(total=total, unit=unit, disable=not (shown and sys.stderr.isatty()), leave=False)
-    began = said = time.monotonic()
-    first: int | None = None
+    bar = tqdm(disable=True)
+    every = 0.1 if sys.stderr.isatty() else LINE_SECONDS
 
     def update(done: int, of: int) -> None:
-        nonlocal began, said, first
-        if first is None or done < bar.n:
-            bar.reset(of)
-            first = bar.initial = bar.last_print_n = bar.n = done
-            began = time.monotonic()
-        bar.total = of
+        nonlocal bar
+        if bar.total != of or done < bar.n:
+            bar.close()
+            bar = tqdm(
+                total=of, initial=done, unit=unit, leave=False, mininterval=every, delay=every
+            )
         bar.update(done - bar.n)
-        bar.n = done
-        now = time.monotonic()
-        if shown and bar.disable and done > first and now - said >= LINE_SECONDS:
-            left = tqdm.format_interval((now - began) * (of - done) / (done - first))
-            print(f"{done:,} of {of:,} {unit}s, {left} left", file=sys.stderr, flush=True)
-            said = now
+        if done == of:
+            bar.close()
 
-    return update, bar.close
-
-
-def joined_ranks(arguments: argparse.Namespace) -> AbstractContextManager[Ranks]:
-    """Join the processes of `torchrun`; GPUs communicate through NCCL.
-
-    Raises:
-        ValueError: as `check_device`.
-    """
-    from adapmixed.ranks import joined
-
-    check_device(arguments)
-    return joined(cuda=arguments.device == "cuda")
+    return update
 
 
 def load_ensemble(arguments: argparse.Namespace, ranks: Ranks) -> Ensemble:
@@ -354,7 +274,6 @@ def load_ensemble(arguments: argparse.Namespace, ranks: Ranks) -> Ensemble:
     if device == "cuda":
         device = f"cuda:{Rank.from_environment().local_rank}"
         torch.cuda.set_device(device)  # NCCL uses the current device
-    say_hub(arguments.base)
     found = Ensemble.from_pretrained(
         arguments.base,
         arguments.ensemble,
@@ -434,14 +353,18 @@ def mechanism_of(
     """
     from adapmixed.privacy import Accountant
 
-    if text is None:
+    try:
+        name, *words = shlex.split(text or "")
+    except ValueError:
         raise ValueError(
-            "--mechanism must be given, or --plan: 'adapmixed mechanisms' lists them, with the "
-            "guarantee of each"
-        )
-    name, given = _parsed(text)
+            "--mechanism must be 'NAME KEY=VALUE ...' ('adapmixed mechanisms' lists them), unless "
+            f"--plan is given, got {text!r}"
+        ) from None
+    check_option("--mechanism", name, tuple(kinds()))
     kind: Any = kinds()[name]
-    known = keys_of(name)
+    known, types = keys_of(name), types_of(kind)
+    types = {key: types.get(key, "str | None") for key in known}
+    given = settings_of(f"--mechanism {name}", words, types, _GIVEN)
     preset, always_planned = given.pop("preset", None), name == "pmixed"
     settings = given if preset is not None else _PAPER.get(name, {}) | given
     if always_planned:
@@ -456,12 +379,6 @@ def mechanism_of(
         settings["queries"] = queries
     if epsilon is not None:
         settings = _UNDER_BUDGET.get(name, {}) | settings
-    missing = [key for key, value in known.items() if value == "..." and key not in settings]
-    if missing and preset is None:
-        raise ValueError(
-            f"--mechanism {name} needs {', '.join(missing)} ('adapmixed plan' lists settings for "
-            "an epsilon)"
-        )
     try:
         make = partial(replace, kind.preset(preset)) if preset is not None else kind
         found: Mechanism = make(**settings)
@@ -469,16 +386,6 @@ def mechanism_of(
         raise ValueError(f"--mechanism {name}: {error}") from error
     Accountant(delta, epsilon=epsilon, adjacency=way).bind(found, num_models=1)
     return found
-
-
-def _parsed(text: str) -> tuple[str, dict[str, Any]]:
-    try:
-        name, *words = shlex.split(text)
-    except ValueError:
-        raise ValueError(f"--mechanism must be 'NAME KEY=VALUE ...', got {text!r}") from None
-    types = types_of(kind_of("--mechanism", name))
-    types = {key: types.get(key, "str | None") for key in keys_of(name)}
-    return name, settings_of(f"--mechanism {name}", words, types, _GIVEN)
 
 
 def types_of(kind: Any) -> dict[str, str]:
@@ -534,13 +441,6 @@ def kinds() -> dict[str, type[Mechanism]]:
     return {kind.name: kind for kind in found if hasattr(kind, "name")}
 
 
-def kind_of(option: str, name: str) -> type[Mechanism]:
-    """Return the class of a mechanism; raise ValueError, which names the option, for no name."""
-    if name not in kinds():
-        raise ValueError(f"{option} must be one of {', '.join(kinds())}, got {name!r}")
-    return kinds()[name]
-
-
 def keys_of(name: str) -> dict[str, Any]:
     """Return the keys of a mechanism with their defaults; "..." stands for no default."""
     kind: Any = kinds()[name]
@@ -554,8 +454,8 @@ def keys_of(name: str) -> dict[str, Any]:
     return found
 
 
-def read_plan(path: Path) -> tuple[str, str, float, str, int]:
-    """Return the entries of a saved plan, and the tokens that it pays for.
+def read_plan(path: Path) -> tuple[str, str, float, str]:
+    """Return the entries of a saved plan.
 
     Raises:
         ValueError: the file is no saved plan, has another version, or was changed by hand.
@@ -568,24 +468,24 @@ def read_plan(path: Path) -> tuple[str, str, float, str, int]:
         known, text, delta, way = (found[name] for name in entries)
         check_type("mechanism", text, str, "a string")
         made = mechanism_of(text, delta=delta, epsilon=None, queries=None, way=way)
-        return known, text, delta, way, check_queries(made.planned_queries, "queries of mechanism")
+        check_queries(made.planned_queries, "queries of mechanism")
+        return known, text, delta, way
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"--plan must name a file that 'adapmixed plan --save' wrote, got {path}: {error}"
         ) from error
 
 
-def take_plan(arguments: argparse.Namespace, *, several: bool = False) -> None:
+def take_plan(arguments: argparse.Namespace) -> None:
     """Set the options of mechanism and guarantee to those of --plan, or else to their defaults.
 
-    A command calls this before it loads a model, or makes or charges a ledger. With `several`, its
-    --mechanism may be repeated.
+    A command calls this before it loads a model, or makes or charges a ledger.
 
     Raises:
-        ValueError: as `read_plan`, if another option is given with --plan, or if the plan is of
-            another ensemble, or its tokens are spent in --ledger.
+        ValueError: as `read_plan`, or if another option is given with --plan, or if the plan is of
+            another ensemble.
     """
-    file, folder, ledger = arguments.plan, arguments.ensemble, vars(arguments).get("ledger")
+    file, folder = arguments.plan, arguments.ensemble
     if file is None:
         arguments.delta = 1e-5 if arguments.delta is None else arguments.delta
         arguments.adjacency = arguments.adjacency or "zero_out"
@@ -594,21 +494,11 @@ def take_plan(arguments: argparse.Namespace, *, several: bool = False) -> None:
         if getattr(arguments, name) is not None:
             raise ValueError(f"--{name} must not be given with --plan, which has it: leave one out")
     from adapmixed.ensemble.members import recorded_fingerprint
-    from adapmixed.privacy import read_ledger
 
-    known, text, delta, way, tokens = read_plan(file)
+    known, text, delta, way = read_plan(file)
     if recorded_fingerprint(folder) != known:
         raise ValueError(
             f"--plan must be of --ensemble {folder} with its present members, got {file} of "
             f"another: 'adapmixed plan --ensemble {folder}' plans for it"
         )
-    spent = 0
-    if ledger is not None and ledger.is_file():
-        spent = read_ledger(ledger, whole=False).account.planned
-    if spent >= tokens and vars(arguments).get("when_spent") != "public":
-        raise ValueError(
-            f"--plan must have tokens left, but all {tokens} of {file} are spent in "
-            f"--ledger {ledger}: a new plan needs a new ledger, and its ε and δ add to these"
-        )
-    arguments.delta, arguments.adjacency = delta, way
-    arguments.mechanism = [text] if several else text
+    arguments.mechanism, arguments.delta, arguments.adjacency = text, delta, way

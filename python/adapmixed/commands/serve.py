@@ -19,11 +19,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapmixed.commands.generate import accounted, check_place
+from adapmixed.commands.generate import accounted
 from adapmixed.commands.ledger import all_ledgers
 from adapmixed.commands.options import (
+    MechanismOptions,
     SharedOptions,
-    add_mechanism_options,
     add_options,
     check_alone,
     check_output,
@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, SharedOptions, "dtype")
     network = "host port keys tls behind_proxy metrics_port"
     add_options(parser, ServerOptions, network, title="network")
-    add_mechanism_options(parser)
+    add_options(parser, MechanismOptions, title="mechanism and guarantee")
     add_options(parser, ServerOptions, "allow_weak")
     parser.set_defaults(operator=False)
 
@@ -210,7 +210,7 @@ def _chosen(arguments: argparse.Namespace) -> Mechanism:
     mechanism = mechanism_for(arguments, None)
     if arguments.ledger is None:
         raise ValueError("--ledger must be given: a server without one forgets what was spent")
-    check_place(arguments)
+    check_output("--ledger", arguments.ledger)
     return mechanism
 
 

@@ -84,7 +84,6 @@ def run(arguments: argparse.Namespace) -> int:
             setattr(arguments, name, default)
     if page is not None:
         texts = page.Canaries.among(texts, describe, min(32, arguments.count), arguments.report)
-    update, close = progress_bar(0, "token")
     shared = "epsilon delta count max_tokens batch longest temperature top_k active".split()
     found = synthesize(
         base,
@@ -96,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         dtype=getattr(torch, arguments.dtype),
         device=arguments.device,
         out=arguments.out,
-        progress=update,
+        progress=progress_bar("token"),
     )
     dealt = found.batches
     print(f"{found.ensemble.num_models} records for a text, {found.mechanism!r}", file=sys.stderr)
@@ -113,7 +112,6 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.out is None:
                 print(f"[{batch}] {text}", flush=True)
     finally:
-        close()
         found.close()
     print(found.promise)
     if page is not None:

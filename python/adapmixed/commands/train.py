@@ -20,7 +20,6 @@ from adapmixed.commands.options import (
     SharedOptions,
     add_options,
     option,
-    say_hub,
     settings_of,
     types_of,
 )
@@ -209,7 +208,6 @@ def facts_of(arguments: argparse.Namespace) -> BaseFacts:
     from adapmixed.ensemble.public_model import reading_base
     from adapmixed.training.settings import base_facts
 
-    say_hub(arguments.base)
     with reading_base(arguments.base):
         return base_facts(arguments.base, arguments.revision)
 

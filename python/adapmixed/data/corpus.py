@@ -23,6 +23,7 @@ from adapmixed.errors import missing_extra
 from adapmixed.text import (
     Document,
     check_kind,
+    check_text,
     file_documents,
     files_below,
     kind_of,
@@ -263,7 +264,7 @@ class Corpus:
         value = row[column]
         if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
             raise ValueError(f"{where}: {column} must be a name or an integer, got {value!r}")
-        return _encodable(where, column, str(value))
+        return check_text(f"{where}: {column}", str(value))
 
     def _text(self, where: str, row: Any, render: Render) -> str:
         _check_column(where, self._column, list(row))
@@ -276,7 +277,7 @@ class Corpus:
             value = "\n".join(value)
         if not isinstance(value, str):
             raise ValueError(f"{where}: {self._column} must be text, got {type(value).__name__}")
-        return _encodable(where, self._column, value)
+        return check_text(f"{where}: {self._column}", value)
 
 
 def _conversation(where: str, value: Any, render: Callable[..., str]) -> str:
@@ -293,15 +294,6 @@ def _conversation(where: str, value: Any, render: Callable[..., str]) -> str:
         return render(messages) if messages else ""
     except Exception as error:  # a template is a program, and may raise anything
         raise ValueError(f"{where} must fit the base's chat template: {error}") from error
-
-
-def _encodable(where: str, column: str, value: str) -> str:
-    """Return the value if it is Unicode text; JSON can hold half of a surrogate pair."""
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{where}: {column} must be Unicode text: {error}") from error
-    return value
 
 
 def _article_documents(file: Path, new_document: str | None) -> Iterator[Document]:

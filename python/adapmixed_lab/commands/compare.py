@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     tokens = token_stream(ensemble.tokenizer, texts, ensemble.vocab_size)
     queries = arguments.queries
     asked = methods(arguments.epsilon, arguments.delta, ensemble.num_models, queries)
-    update, close = progress_bar(queries, "token")
+    update = progress_bar("token")
 
     def measured(models: Ensemble, asked: dict[str, Mechanism]) -> list[Evaluation]:
         return evaluate(
@@ -96,7 +96,6 @@ def run(arguments: argparse.Namespace) -> int:
         given = argparse.Namespace(**vars(arguments) | {"ensemble": [folder]})
         alone = {"public": PublicOnly(), "adapter": Unprotected()}
         found += [trained(measured(load_ensemble(given, ALONE), alone)[1], stated)]
-    close()
     print(text(found))
     figure = draw(found)
     write_file(arguments.out, f"{figure.svg}\n".encode())

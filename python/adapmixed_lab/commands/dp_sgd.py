@@ -52,7 +52,6 @@ def run(arguments: argparse.Namespace) -> int:
     if name := arguments.preset:
         settings = PRESETS[name].settings | {"epochs": EPOCHS[name], "batch_size": BATCH_SIZE}
     config = config_of(arguments, facts, facts.adapt(arguments.adapt), settings, training)
-    update, close = progress_bar(0, "step")
     guarantee = train_dp(
         arguments.base,
         documents,
@@ -66,9 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
         revision=facts.revision,
         device=arguments.device,
         dtype=DTYPES[arguments.dtype],
-        progress=update,
+        progress=progress_bar("step"),
     )
-    close()
     print(f"wrote {arguments.output}")
     print(str(guarantee))
     return 0

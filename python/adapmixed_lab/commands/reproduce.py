@@ -159,7 +159,7 @@ def run(arguments: argparse.Namespace) -> int:
     ensembles = arguments.ensemble or [None] * (arguments.seeds or 1)
     given = {field.name: getattr(arguments, field.name) for field in fields(Sources)}
     check_output("--out", arguments.out, folder=True)
-    update, close = progress_bar(0, "token")
+    update = progress_bar("token")
     results = []
     for seed, ensemble in enumerate(ensembles):
         sources = Sources(**given | {"ensemble": ensemble})
@@ -169,7 +169,6 @@ def run(arguments: argparse.Namespace) -> int:
         run: dict[str, Any] = {"seed": arguments.seed, "keep": keep, "progress": update}
         inputs = load_inputs(sources, arguments.out, seed, **run)
         results.append(_experiment(arguments, inputs, seed))
-    close()
     _show(merge(results), arguments.out)
     print(f"took {time.perf_counter() - started:.0f} s")
     return 0
@@ -239,9 +238,7 @@ def _references(
         units = {"block": None, f"shard-{seed}": secret} if arguments.experiment == "table1" else {}
         for unit, key in units.items():
             folder = out / f"dp-sgd-builtin-{unit}-{EPSILON:g}"
-            update, close = progress_bar(0, "step")
-            builtin_dp_adapter(folder, base, key=key, progress=update)
-            close()
+            builtin_dp_adapter(folder, base, key=key, progress=progress_bar("step"))
             yield dp_line(folder)
     for folder in arguments.references or []:
         if (folder / GUARANTEE_FILE).exists():
