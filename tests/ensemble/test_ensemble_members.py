@@ -318,19 +318,7 @@ def test_manifest_round_trip(tmp_path: Path) -> None:
         read_manifest(single)
 
 
-# Padded vocabularies, and adapter folders with their own tokenizer
-
-
-def added(known: int, *tokens: str, pad: str | None = None) -> Any:
-    """Return the base's tokenizer with further tokens, as trainers leave it with an adapter."""
-    made = tokenizer(list(range(known)), eos_token="w0")
-    made.add_tokens(list(tokens))
-    if pad is not None:
-        made.add_special_tokens({"pad_token": pad})
-    return made
-
-
-PLAIN = added(KNOWN)
+# Padded vocabularies
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -375,7 +363,10 @@ def test_tokens_that_the_model_lacks_are_never_released_and_refused_in_prompts()
 @pytest.mark.parametrize(
     ("wide", "reason"),
     [
-        (around(added(VOCAB + 1), VOCAB), f"begins a text, {BEYOND}"),
+        (
+            around(tokenizer(list(range(VOCAB + 1)), eos_token="w0"), VOCAB),
+            f"begins a text, {BEYOND}",
+        ),
         (tokenizer(list(range(VOCAB + 1)), eos_token=f"w{VOCAB}"), f"end-of-text token.*{BEYOND}"),
         (None, r"\(eos_token\), got no tokenizer"),
     ],
@@ -391,39 +382,3 @@ def test_a_base_must_have_the_tokens_around_a_text(wide: Any, reason: str, tmp_p
     if reason.startswith("begins"):
         with pytest.raises(ValueError, match=reason):
             Ensemble(base, [Adapter({})], tokenizer=wide)
-
-
-@pytest.mark.parametrize(
-    ("of_base", "own", "reason"),
-    [
-        # Copies that cut text alike.
-        (PLAIN, added(KNOWN, pad="w0"), None),
-        (added(KNOWN), added(KNOWN, pad="[PAD]"), None),
-        (added(VOCAB), added(VOCAB, "[A]", pad="[B]"), None),
-        (added(VOCAB, "[A]", pad="[B]"), added(VOCAB), None),
-        # Other tokenizers.
-        (PLAIN, tokenizer(list(range(KNOWN + 1))), f"'w{KNOWN}' has id {KNOWN} there and None"),
-        (PLAIN, tokenizer(list(range(KNOWN - 1))), f"id None there and {KNOWN - 1}"),
-        (PLAIN, tokenizer([*range(KNOWN), VOCAB], eos_token="w0"), "other rules cut text"),
-        (PLAIN, added(KNOWN, "[NEW]"), r"token '\[NEW\]' has id 54 there and None in the base"),
-        (PLAIN, tokenizer(list(range(KNOWN)), eos_token="w0", lower=True), "other rules cut text"),
-    ],
-)
-def test_a_member_has_no_other_tokenizer(
-    tmp_path: Path, of_base: Any, own: Any, reason: str | None
-) -> None:
-    base, model = tmp_path / "base", tiny("gpt2")
-    model.save_pretrained(base)
-    of_base.save_pretrained(base)
-    adapter = write_adapter(model, tmp_path / "adapter", seed=0, target_modules=["c_attn"])
-    if reason is None:
-        own.padding_side = "left"
-        own.backend_tokenizer.enable_padding(length=5)  # this is stored, too
-        own.backend_tokenizer.enable_truncation(5)
-    own.save_pretrained(adapter)
-    if reason is None:
-        assert Ensemble.from_pretrained(base, [adapter]).tokenizer is not None
-        return
-    with pytest.raises(ValueError, match=reason) as caught:
-        Ensemble.from_pretrained(base, [adapter])
-    assert str(adapter) in str(caught.value) and str(base) in str(caught.value)

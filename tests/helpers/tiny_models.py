@@ -42,15 +42,13 @@ def tiny_model(family: str, seed: int = 0, **more: Any) -> Any:
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes)).eval()
 
 
-def tokenizer(ids: list[int], lower: bool = False, **settings: Any) -> Any:
+def tokenizer(ids: list[int], **settings: Any) -> Any:
     """Return a tokenizer with one word for each of the ids."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     backend = Tokenizer(models.WordLevel({f"w{i}": i for i in ids}, unk_token=f"w{ids[0]}"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    if lower:
-        backend.normalizer = normalizers.Lowercase()
     return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
 
 

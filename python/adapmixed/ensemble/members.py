@@ -42,7 +42,6 @@ from adapmixed.ensemble.public_model import (
     FILE_NAME,
     check_base,
     check_names,
-    check_tokenizers,
     compare_files,
     content_digest,
     is_hub_name,
@@ -346,7 +345,6 @@ def read_members(
     exact = root is None and adapted is None
     for path, adapter in read.items():
         _check_layers(path, adapter.layers, manifest.adapted, exact=exact)
-    check_tokenizers(present, tokenizer, name, vocab_size)
     _check_records(manifest, paths, read)
     check_names(None if verified else source, {str(p): one.base_name for p, one in read.items()})
     if manifest.revision is not None and on_hub and manifest.base_model == source:

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import product
 from pathlib import Path, PurePath
@@ -353,68 +353,6 @@ def check_names(source: str | None, names: Mapping[str, str | None]) -> None:
 def last_part(name: str) -> str:
     """Return the part of a base's name that copies have in common."""
     return PurePath(name).name.lower()
-
-
-def check_tokenizers(folders: Sequence[Path], tokenizer: Any, base: str, vocab_size: int) -> None:
-    """Check that adapter folders hold no tokenizer other than the public model's.
-
-    Trainers often save a copy of the tokenizer with the adapter. If they added tokens to it, the
-    adapter was trained on ids with another meaning. Copies pass that cut text into the same ids. So
-    they may have other tokens without an embedding in the base, and a pad token of their own.
-
-    Args:
-        folders: peft folders.
-        tokenizer: the base's tokenizer; None to check nothing.
-        base: the base's name in messages.
-        vocab_size: V of the base.
-
-    Raises:
-        ValueError: if a tokenizer differs; the message names the folder, the base and the
-            difference.
-    """
-    seen: set[tuple[tuple[str, bytes], ...]] = set()
-    for folder in folders if tokenizer is not None else ():
-        files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
-        content = tuple((file.name, file.read_bytes()) for file in files)
-        if content in seen:
-            continue
-        seen.add(content)
-        try:
-            found = load_tokenizer(folder)
-            difference = None if found is None else _difference(found, tokenizer, vocab_size)
-        except Exception as error:  # damaged files raise many types of exception
-            raise ValueError(f"{folder}: its tokenizer cannot be read: {error}") from error
-        if difference is not None:
-            raise ValueError(
-                f"adapters must use the public model's tokenizer: the one in {folder} differs from "
-                f"that of {base}, {difference}"
-            )
-
-
-def _difference(found: Any, tokenizer: Any, vocab_size: int) -> str | None:
-    own, expected = (
-        {token: index for token, index in one.get_vocab().items() if index < vocab_size}
-        for one in (found, tokenizer)
-    )
-    if found.pad_token not in expected:  # it cuts no text
-        own.pop(found.pad_token, None)
-    if differing := {token for token, _ in own.items() ^ expected.items()}:
-        token = min(differing)
-        there, here = own.get(token), expected.get(token)
-        return f"token {token!r} has id {there} there and {here} in the base"
-    if _rules(found, expected) != _rules(tokenizer, expected):
-        return "the tokens are the same but other rules cut text into them"
-    return None
-
-
-def _rules(tokenizer: Any, known: Mapping[str, int]) -> Any:
-    """Return the rules that cut text into `known` tokens, without padding and truncation."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return type(tokenizer).__name__
-    content = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
-    content["added_tokens"] = [one for one in content["added_tokens"] if one["content"] in known]
-    return content
 
 
 def check_model(model: Any, tokenizer: Any = None) -> None:
