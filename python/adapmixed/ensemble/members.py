@@ -23,9 +23,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import os
 import re
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -34,9 +34,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from adapmixed.ensemble.lora import MISSING, Adapter, Update, find_trunk, head_name, layer_shape
+from adapmixed.ensemble.lora import MISSING, Adapter, Update, find_trunk, head_name
 from adapmixed.ensemble.public_model import (
     ADAPTER_CONFIG,
     FILE_NAME,
@@ -81,6 +81,8 @@ _ASIDE = (
 )  # fmt: skip
 """Settings that leave a trained adapter's computation alone. Any other must have its default."""
 _USUAL = {"init_lora_weights": (True, "gaussian", "eva", "orthogonal")}  # the base stays as it is
+Layer = tuple[dict[str, tuple[int, ...]], float]
+"""The shapes of A and B of an adapted layer, and the scale of their product."""
 _ROWS = 4096  # compared at once
 _SMALLEST = 2.0**-24  # the step of the smallest numbers in fp16
 _RESIZED = "resized embeddings cannot be shared: train without resize_token_embeddings"
@@ -453,25 +455,71 @@ def read_adapters(model: Any, folders: Sequence[Path]) -> list[Adapter]:
         ValueError: if an adapter does not fit the model or is not plain LoRA, for instance another
             peft type, DoRA, biases or extra trained modules.
     """
-    modules, found = dict(model.named_modules()), []
-    tensors = dict(model.named_parameters(remove_duplicate=False))
-    targeted: dict[str, set[str]] = {}  # by the settings, which members mostly share
+    found, tensors = [], dict(model.named_parameters(remove_duplicate=False))
+    planned: dict[str, dict[str, Layer]] = {}  # by the settings, which members mostly share
     for path in folders:
-        raw, config = _read_config(path)
+        raw = _read_config(path)
         content = _weights_file(path).read_bytes()
+        settings = {name: raw[name] for name in _COMPUTE if name in raw}
+        key = json.dumps(settings)
         try:
-            updates = _updates(modules, tensors, config, content)
-            _check_targets(config, modules, set(updates), targeted)
+            if key not in planned:
+                planned[key] = _planned(model, settings)
+            updates = _updates(planned[key], tensors, content)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
-        found.append(Adapter(updates, config.base_model_name_or_path, _digest(raw, content)))
+        name = raw.get("base_model_name_or_path")
+        found.append(Adapter(updates, name, _digest(raw, content)))
+    return found
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """Return the content of `adapter_config.json`, if it is of plain LoRA."""
+    from peft import LoraConfig
+
+    try:
+        raw: dict[str, Any] = read_json(path / ADAPTER_CONFIG)
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} must be a peft folder, but has no {ADAPTER_CONFIG}") from error
+    kind = raw.get("peft_type") if isinstance(raw, dict) else None
+    if kind != "LORA":
+        raise ValueError(f"{path}: peft_type must be LORA, got {kind!r}")
+    plain = LoraConfig()
+    for name, value in raw.items():
+        usual = _USUAL.get(name, (getattr(plain, name, None),))
+        if name not in _COMPUTE + _ASIDE and value and value not in usual:
+            raise ValueError(f"{path}: {name} must be unset for plain LoRA, got {value!r}")
+    named = raw.get("base_model_name_or_path")
+    check_type(f"{path}: base_model_name_or_path", named, str, "a string or null", optional=True)
+    return raw
+
+
+def _planned(model: Any, settings: dict[str, Any]) -> dict[str, Layer]:
+    """Return the layers that peft would adapt with these settings, from a model without weights."""
+    from peft import LoraConfig, inject_adapter_in_model
+    from peft.tuners.lora import LoraLayer
+
+    try:
+        config = LoraConfig(**settings | {name: settings[name] for name in ("r", "lora_alpha")})
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about tied layers, and settings of GPT-2's layers
+            empty = type(model)(model.config)
+            inject_adapter_in_model(config, empty, low_cpu_mem_usage=True)
+    except Exception as error:  # wrong settings raise many types of exception
+        raise ValueError(f"{ADAPTER_CONFIG} must hold settings of LoRA: {error}") from error
+    found = {}
+    for name, layer in empty.named_modules():
+        if isinstance(layer, LoraLayer) and "default" in layer.lora_A:
+            parts = {"A": layer.lora_A["default"], "B": layer.lora_B["default"]}
+            shapes = {which: tuple(part.weight.shape) for which, part in parts.items()}
+            found[name] = shapes, float(layer.scaling["default"])
     return found
 
 
 def _updates(
-    modules: Mapping[str, Any], tensors: Mapping[str, Tensor], config: Any, content: bytes
+    planned: Mapping[str, Layer], tensors: Mapping[str, Tensor], content: bytes
 ) -> dict[str, Update]:
-    """Return the update of every layer in the content of a weights file."""
+    """Return (A, scale * B), of shapes (in, r) and (r, out), of every layer in a weights file."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -490,93 +538,26 @@ def _updates(
         elif name in tensors:
             _check_copy(key, value, tensors[name].detach().cpu())
         else:
-            raise ValueError(
-                f"weights must be lora_A and lora_B of linear layers, got {key} with "
-                f"target_modules={config.target_modules!r}"
-            )
+            raise ValueError(f"weights must be lora_A and lora_B of linear layers, got {key}")
+    if difference := sorted(pairs.keys() ^ planned.keys()):
+        raise ValueError(
+            f"target_modules and the weights must agree, got a difference at {difference[0]}"
+        )
     updates: dict[str, Update] = {}
     for name, pair in sorted(pairs.items()):
-        if name not in modules:
-            raise ValueError(f"the adapter adapts {name}, which the base does not have")
-        try:
-            updates[name] = _update(config, name, modules[name], pair)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
+        expected, scale = planned[name]
+        found = {which: tuple(value.shape) for which, value in sorted(pair.items())}
+        if found != expected:
+            raise ValueError(
+                f"{name}: weights must have shapes {expected} by r or rank_pattern, got {found} "
+                f"({_RESIZED})"
+            )
+        a, b = pair["A"].to(torch.float32), pair["B"].to(torch.float32)
+        up = b * scale
+        if not all(map(torch.isfinite, (*a.aminmax(), *up.aminmax()))):
+            raise ValueError(f"{name}: the adapter's weights must be finite")
+        updates[name] = a.T.contiguous(), up.T
     return updates
-
-
-def _read_config(path: Path) -> tuple[dict[str, Any], Any]:
-    """Return the content of `adapter_config.json`, and peft's `LoraConfig` of what computes."""
-    from peft import LoraConfig
-
-    file = path / ADAPTER_CONFIG
-    try:
-        raw = read_json(file)
-    except FileNotFoundError as error:
-        raise ValueError(f"{path} must be a peft folder, but has no {ADAPTER_CONFIG}") from error
-    kind = raw.get("peft_type") if isinstance(raw, dict) else None
-    if kind != "LORA":
-        raise ValueError(f"{path}: peft_type must be LORA, got {kind!r}")
-    plain = LoraConfig()
-    for name, value in raw.items():
-        usual = _USUAL.get(name, (getattr(plain, name, None),))
-        if name not in _COMPUTE + _ASIDE and value and value not in usual:
-            raise ValueError(f"{path}: {name} must be unset for plain LoRA, got {value!r}")
-    known = {name: raw[name] for name in (*_COMPUTE, "base_model_name_or_path") if name in raw}
-    try:
-        config = LoraConfig(**known | {name: raw[name] for name in ("r", "lora_alpha")})
-        os.fspath(config.base_model_name_or_path or "")
-        patterns = dict(config.rank_pattern or {}) | dict(config.alpha_pattern or {})
-        for pattern in [*patterns, config.target_modules, config.exclude_modules]:
-            re.compile(pattern if isinstance(pattern, str) else "")
-    except (KeyError, TypeError, ValueError, re.error) as error:
-        raise ValueError(f"{file} must hold settings of LoRA: {error}") from error
-    return raw, config
-
-
-def _update(config: Any, name: str, layer: nn.Module, pair: Mapping[str, Tensor]) -> Update:
-    """Return (A, scale * B) of one layer, of shapes (in, r) and (r, out), fp32."""
-    from peft.utils.other import get_pattern_key
-
-    size_in, size_out = layer_shape(layer)
-    rank, alpha = (
-        special.get(get_pattern_key(special, name), usual)
-        for special, usual in (
-            (config.rank_pattern or {}, config.r),
-            (config.alpha_pattern or {}, config.lora_alpha),
-        )
-    )
-    expected = {"lora_A": (rank, size_in), "lora_B": (size_out, rank)}
-    found = {f"lora_{which}": tuple(value.shape) for which, value in pair.items()}
-    if found != expected or rank < 1 or type(alpha) not in (int, float):
-        raise ValueError(
-            f"weights must have shapes {expected} by r or rank_pattern, and alpha must be a "
-            f"number, got {found} and {alpha!r} ({_RESIZED})"
-        )
-    a, b = pair["A"].to(torch.float32), pair["B"].to(torch.float32)
-    up = b * (alpha / (math.sqrt(rank) if config.use_rslora else rank))
-    if not all(map(torch.isfinite, (*a.aminmax(), *up.aminmax()))):
-        raise ValueError("the adapter's weights must be finite")
-    return a.T.contiguous(), up.T
-
-
-def _check_targets(
-    config: Any, modules: Mapping[str, nn.Module], found: set[str], targeted: dict[str, set[str]]
-) -> None:
-    """Check that the weights are those of the targeted layers."""
-    from peft.tuners.tuners_utils import check_target_module_exists
-
-    if config.target_modules in (None, "all-linear"):
-        return
-    named = config.target_modules, config.exclude_modules, config.layers_to_transform
-    key = f"{named} {config.layers_pattern}"
-    if key not in targeted:
-        targeted[key] = set(filter(partial(check_target_module_exists, config), modules))
-    if difference := sorted(found ^ targeted[key]):
-        raise ValueError(
-            f"target_modules {config.target_modules!r} and the weights must agree, got a "
-            f"difference at {difference[0]}"
-        )
 
 
 def _check_copy(key: str, copy: Tensor, own: Tensor) -> None:
@@ -690,7 +671,7 @@ def member_digests(
     return [
         "missing"
         if path is None
-        else known.get(path) or _digest(_read_config(path)[0], _weights_file(path).read_bytes())
+        else known.get(path) or _digest(_read_config(path), _weights_file(path).read_bytes())
         for path in members
     ]
 
