@@ -1,15 +1,15 @@
 """An ensemble's folder: `ensemble.json`, the members' peft folders, and their checks.
 
-    {"format_version": 4, "base_model": "...", "num_models": N,
-     "adapted": {"lm_head": [8], ...}, "members": ["member-000", null, ...],
+    {"format_version": 5, "base_model": "...",
+     "members": ["member-000", null, ...], "adapted": {"lm_head": [8], ...},
      "base_files": {"config.json": "...", "model.safetensors": "...", ...}, "training": {...},
      "document_names": "stable", "beginning": [2], "unit": "user",
      "shards": [{"documents": n, "sha256": "...", "identifiers": [...], "identifier_key": "..."}]}
 
 The members are ordinary peft folders in the same folder. `null` stands for a missing member, which
-answers as the public model does. N and `adapted` are public constants. They determine the layers
-that members share and all shapes of the computation, so these do not depend on which members are
-present.
+answers as the public model does. Their number N and `adapted` are public constants. They determine
+the layers that members share and all shapes of the computation, so these do not depend on which
+members are present.
 
 A guarantee covers one shard. It does not cover a person with records in two shards, so shards that
 overlap raise. Overlaps are found through keyed hashes of the identifiers (users, documents), which
@@ -43,7 +43,6 @@ from adapmixed.ensemble.public_model import (
     check_base,
     check_names,
     compare_files,
-    content_digest,
     is_hub_name,
     last_part,
     load_base,
@@ -56,7 +55,7 @@ from adapmixed.ranks import Ranks
 from adapmixed.text import beginning_of
 
 _LOG = logging.getLogger(__name__)
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 MEMBER_FILE = "shard.json"
 MEMBER_VERSION = 1
 DOCUMENT_NAMES = ("stable", "positions")
@@ -169,7 +168,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
         single = (Path(folder) / "adapter_config.json").is_file()
         why = ", it is a single adapter: give a list of such folders in Python, or write that file"
         raise ValueError(f"folder must hold {FILE_NAME}, {folder} does not{why * single}")
-    data = read_versioned(path, FORMAT_VERSION, "num_models", "members", "adapted")
+    data = read_versioned(path, FORMAT_VERSION, "members", "adapted")
     names = [one.name for one in fields(Manifest)]
     given = {name: data[name] for name in names if data.get(name) is not None}
     try:
@@ -177,11 +176,6 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
             if not isinstance(given[name], list):
                 raise ValueError(f"{name} must be a list, got {given[name]!r}")
             given[name] = tuple(given[name])
-        if data["num_models"] != len(given["members"]):
-            raise ValueError(
-                f"num_models must be the number of members {len(given['members'])}, "
-                f"got {data['num_models']!r}"
-            )
         return Manifest(**{"base_model": ""} | given)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
@@ -190,9 +184,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
 def write_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> None:
     """Write `folder/ensemble.json` in the current format, atomically."""
     entries = {one.name: getattr(manifest, one.name) for one in fields(Manifest)}
-    if manifest.unit is None:
-        del entries["unit"]
-    data = {"format_version": FORMAT_VERSION, "num_models": len(manifest.members), **entries}
+    data = {"format_version": FORMAT_VERSION, **entries}
     write_file(Path(folder) / FILE_NAME, (json.dumps(data, indent=1) + "\n").encode())
 
 
@@ -653,7 +645,9 @@ def _check_layers(
 
 
 def _digest(settings: Mapping[str, Any], weights: bytes) -> str:
-    of_weights, of_settings = hashlib.sha256(weights).hexdigest(), content_digest(settings, _NAMES)
+    kept = {name: value for name, value in settings.items() if name not in _NAMES}
+    of_settings = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    of_weights = hashlib.sha256(weights).hexdigest()
     return f"{WEIGHTS_FILE} {of_weights}\n{ADAPTER_CONFIG} {of_settings}"
 
 
