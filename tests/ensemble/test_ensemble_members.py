@@ -215,15 +215,15 @@ def test_members_that_differ_cannot_be_missing_without_a_constant(tmp_path: Path
     with pytest.raises(ValueError, match="adapted must be given if all members are missing"):
         Ensemble.from_pretrained(base, [None, None])
     with pytest.raises(ValueError, match="adapts transformer.h.0.* with rank 3, got None"):
-        Ensemble.from_pretrained(base, [head, deep], adapted={"lm_head": [3]})
-    with pytest.raises(ValueError, match="got .*4"):
-        Ensemble.from_pretrained(base, [head], adapted={"lm_head": [4]})
-    write_manifest(tmp_path, Manifest("tiny", ("a",), {"lm_head": (3,)}))
+        Ensemble.from_pretrained(base, [head, deep], adapted={"lm_head": 3})
+    with pytest.raises(ValueError, match="lm_head with rank 3, got 2"):
+        Ensemble.from_pretrained(base, [head], adapted={"lm_head": 2})
+    write_manifest(tmp_path, Manifest("tiny", ("a",), {"lm_head": 3}))
     with pytest.raises(ValueError, match="its ensemble.json names layers"):
-        Ensemble.from_pretrained(base, tmp_path, adapted={"lm_head": (3,)})
+        Ensemble.from_pretrained(base, tmp_path, adapted={"lm_head": 3})
     with pytest.raises(ValueError, match="adapted must name layers of the base"):
-        Ensemble.from_pretrained(base, [head], adapted={"lm_head": [3], "nothing": [1]})
-    both = {"lm_head": [3]} | {f"transformer.h.{i}.attn.c_attn": [3] for i in range(2)}
+        Ensemble.from_pretrained(base, [head], adapted={"lm_head": 3, "nothing": 1})
+    both = {"lm_head": 3} | {f"transformer.h.{i}.attn.c_attn": 3 for i in range(2)}
     for other in (deep, None):
         trunk = Ensemble.from_pretrained(base, [head, other], adapted=both).trunk
         assert trunk.head is None and len(trunk.blocks) == 2
@@ -271,7 +271,7 @@ def test_a_fingerprint_is_of_what_was_read(
     ("change", "reason"),
     [
         ({"format_version": 4}, "format_version must be 5, got 4"),
-        ({"adapted": {"lm_head": 8}}, "adapted must map layer names to .* got .*'lm_head': 8"),
+        ({"adapted": {"lm_head": [8]}}, "adapted must map layer names to .* got .*'lm_head'"),
         ({"members": []}, "at least one"),
         ({"members": ["a", "a"]}, "distinct"),
         ({"members": ["a", "../b"]}, "plain folder names"),
@@ -294,7 +294,7 @@ def test_manifest_round_trip(tmp_path: Path) -> None:
     manifest = Manifest(
         "tiny",
         ("a", None),
-        {"lm_head": (2, 8)},
+        {"lm_head": 8},
         base_files={"merges.txt": "d" * 64},
         training={"rank": 4},
         shards=(RECORD, RECORD | {"documents": 0, "identifiers": []}),

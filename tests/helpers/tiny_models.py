@@ -19,7 +19,7 @@ TARGETS = {
 }
 
 ADAPTED = {
-    f"transformer.h.{i}.{name}": (3,)
+    f"transformer.h.{i}.{name}": 3
     for i in range(2)
     for name in ("attn.c_attn", "attn.c_proj", "mlp.c_proj")
 }
@@ -108,7 +108,7 @@ def write_adapter(base: Any, folder: Path, *, seed: int, **settings: Any) -> Pat
     return folder
 
 
-def adapted_layers(folders: Sequence[Path]) -> dict[str, tuple[int, ...]]:
+def adapted_layers(folders: Sequence[Path]) -> dict[str, int]:
     """Return the layers that these peft folders adapt, as in `ensemble.json`."""
     from adapmixed.ensemble import adapter_layers
     from adapmixed.ensemble.lora import merged_layers

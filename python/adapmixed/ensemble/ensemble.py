@@ -100,7 +100,7 @@ class Ensemble:
         model: Any,
         adapters: Sequence[Adapter],
         *,
-        adapted: Mapping[str, Sequence[int]] | None = None,
+        adapted: Mapping[str, int] | None = None,
         tokenizer: Any = None,
         unverified: tuple[str, ...] = ("shards", "base"),
         ranks: Ranks = ALONE,
@@ -114,8 +114,8 @@ class Ensemble:
         Args:
             model: a transformers causal language model without adapters.
             adapters: those of this process's members.
-            adapted: the layers that members may adapt, with their ranks, a public constant; None
-                for those of `adapters`.
+            adapted: the layers that members may adapt, with their largest rank, a public constant;
+                None for those of `adapters`.
             tokenizer: the model's tokenizer, or None.
             unverified: see the attribute.
             ranks: the processes that share the members, and how many there are (`Ranks.over`).
@@ -147,7 +147,7 @@ class Ensemble:
         if head in adapted:
             updates = [adapter.updates.get(head) for adapter in adapters]
             short = model.dtype == torch.bfloat16
-            heads = HeadAdapters(updates, layer_shape(base), max(adapted[head]), short)
+            heads = HeadAdapters(updates, layer_shape(base), adapted[head], short)
             heads = heads.to(model.device)
         self.output_layer = OutputLayer(
             base,
@@ -180,7 +180,7 @@ class Ensemble:
         base: Any,
         folder: str | os.PathLike[str] | Sequence[str | os.PathLike[str] | None],
         *,
-        adapted: Mapping[str, Sequence[int]] | None = None,
+        adapted: Mapping[str, int] | None = None,
         dtype: torch.dtype | None = None,
         device: str | torch.device | None = None,
         ranks: Ranks = ALONE,
@@ -194,7 +194,7 @@ class Ensemble:
                 per member. None in the sequence stands for a missing member, which answers as the
                 public model does.
             adapted: for a sequence of folders only: the layers that members may adapt, with their
-                ranks, for instance {"lm_head": [8]}. It must not depend on which members are
+                largest rank, for instance {"lm_head": 8}. It must not depend on which members are
                 present. Without it all members must adapt the same layers with the same ranks.
             dtype: the base's dtype; None for fp32, or for a model object's own. Adapters stay in
                 fp32.

@@ -82,9 +82,9 @@ class Adapter:
     digest: str = ""
 
     @property
-    def layers(self) -> dict[str, tuple[int, ...]]:
+    def layers(self) -> dict[str, int]:
         """The adapted layers, each with its rank."""
-        return {name: (int(down.shape[-1]),) for name, (down, _) in self.updates.items()}
+        return {name: int(down.shape[-1]) for name, (down, _) in self.updates.items()}
 
     @property
     def is_zero(self) -> bool:
@@ -96,15 +96,12 @@ MISSING = Adapter({})
 """Stands for a missing member, which answers as the public model does."""
 
 
-def merged_layers(
-    members: Iterable[Mapping[str, Sequence[int]]],
-) -> dict[str, tuple[int, ...]]:
-    """Return every layer that some member adapts, with all its ranks in ascending order."""
-    found: dict[str, set[int]] = {}
+def merged_layers(members: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return every layer that some member adapts, with the largest of its ranks."""
+    found: dict[str, int] = {}
     for layers in members:
-        for name, ranks in layers.items():
-            found.setdefault(name, set()).update(ranks)
-    return {name: tuple(sorted(found[name])) for name in sorted(found)}
+        found |= {name: max(rank, found.get(name, 0)) for name, rank in layers.items()}
+    return dict(sorted(found.items()))
 
 
 class BatchedLoRA(nn.Module):
@@ -154,7 +151,7 @@ class BatchedLoRA(nn.Module):
 
 
 def stack_adapters(
-    model: nn.Module, adapters: Sequence[Adapter], adapted: Mapping[str, Sequence[int]]
+    model: nn.Module, adapters: Sequence[Adapter], adapted: Mapping[str, int]
 ) -> None:
     """Replace every adapted layer of `model`, in place, by one with the updates of all adapters.
 
@@ -163,8 +160,8 @@ def stack_adapters(
     Args:
         model: the public model, which is changed.
         adapters: one for each member, N >= 1; what they do not adapt, they leave as it is.
-        adapted: the layers below the output layer that members may adapt, with their ranks, a
-            public constant.
+        adapted: the layers below the output layer that members may adapt, with their largest
+            rank, a public constant.
 
     Raises:
         ValueError: if `adapted` names a layer that the base lacks.
@@ -177,7 +174,7 @@ def stack_adapters(
                 f"adapted must name layers of the base by their full names, got {name!r}"
             ) from error
         updates = [adapter.updates.get(name) for adapter in adapters]
-        model.set_submodule(name, BatchedLoRA(base, updates, max(adapted[name])))
+        model.set_submodule(name, BatchedLoRA(base, updates, adapted[name]))
 
 
 def layer_shape(layer: nn.Module) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """An ensemble's folder: `ensemble.json`, the members' peft folders, and their checks.
 
     {"format_version": 5, "base_model": "...",
-     "members": ["member-000", null, ...], "adapted": {"lm_head": [8], ...},
+     "members": ["member-000", null, ...], "adapted": {"lm_head": 8, ...},
      "base_files": {"config.json": "...", "model.safetensors": "...", ...}, "training": {...},
      "document_names": "stable", "beginning": [2], "unit": "user",
      "shards": [{"documents": n, "sha256": "...", "identifiers": [...], "identifier_key": "..."}]}
@@ -94,7 +94,7 @@ class Manifest:
     Attributes:
         base_model: name of the public model, for people; callers pass the base itself to loading.
         members: folder names, N = len(members) >= 1; None for a missing member.
-        adapted: names of the layers that members may adapt, each with its ranks, ascending.
+        adapted: names of the layers that members may adapt, each with its largest rank.
         base_files: digest of each file that the base is loaded from, as
             `adapmixed.ensemble.base_files` returns them; {} if not recorded.
         revision: the hub commit of the base, used when it is loaded by its hub name; or None.
@@ -114,7 +114,7 @@ class Manifest:
 
     base_model: str
     members: tuple[str | None, ...]
-    adapted: Mapping[str, tuple[int, ...]]
+    adapted: Mapping[str, int]
     base_files: Mapping[str, str] = field(default_factory=dict)
     revision: str | None = None
     training: Mapping[str, Any] = field(default_factory=dict)
@@ -226,20 +226,16 @@ def check_distinct(members: Sequence[object]) -> None:
         raise ValueError(f"members must be distinct, got {str(twice[0])!r} more than once")
 
 
-def checked_layers(adapted: Any) -> dict[str, tuple[int, ...]]:
-    """Return the adapted layers in alphabetical order, each with its ascending ranks.
+def checked_layers(adapted: Any) -> dict[str, int]:
+    """Return the adapted layers in alphabetical order, each with its largest rank.
 
     Raises:
-        ValueError: if `adapted` does not map at least one name to distinct integers >= 1.
+        ValueError: if `adapted` does not map at least one name to an integer >= 1.
     """
-    layers: Mapping[str, Any] = adapted if isinstance(adapted, Mapping) else {}
-    for ranks in layers.values() or [()]:
-        numbers = isinstance(ranks, list | tuple) and all(type(one) is int for one in ranks)
-        if not numbers or not 1 <= len(set(ranks)) == len(ranks) or min(ranks) < 1:
-            raise ValueError(
-                f"adapted must map layer names to distinct integers >= 1, got {adapted!r}"
-            )
-    return {name: tuple(sorted(layers[name])) for name in sorted(layers)}
+    ranks = adapted.values() if isinstance(adapted, Mapping) else ()
+    if not ranks or not all(type(rank) is int and rank >= 1 for rank in ranks):
+        raise ValueError(f"adapted must map layer names to integers >= 1, got {adapted!r}")
+    return dict(sorted(adapted.items()))
 
 
 def check_shards(members: Sequence[str | None], shards: Sequence[Mapping[str, Any]]) -> None:
@@ -301,7 +297,7 @@ def read_members(
     base: Any,
     folder: Folder | Sequence[Folder | None],
     *,
-    adapted: Mapping[str, Sequence[int]] | None,
+    adapted: Mapping[str, int] | None,
     dtype: torch.dtype | None,
     device: str | torch.device | None,
     ranks: Ranks,
@@ -381,7 +377,7 @@ def read_members(
 
 
 def _listed(
-    folder: Folder | Sequence[Folder | None], adapted: Mapping[str, Sequence[int]] | None
+    folder: Folder | Sequence[Folder | None], adapted: Mapping[str, int] | None
 ) -> tuple[Manifest, list[Path | None]]:
     """Return `ensemble.json`, or what it would be for a list of folders, and the folders."""
     if isinstance(folder, str | os.PathLike):
@@ -590,7 +586,7 @@ def _weights_file(folder: Path) -> Path:
     raise ValueError(f"{folder} must be a peft folder, but there is no {missing}")
 
 
-def adapter_layers(folder: Folder) -> dict[str, tuple[int, ...]]:
+def adapter_layers(folder: Folder) -> dict[str, int]:
     """Return the layers that a peft folder adapts, each with its rank.
 
     Only the header of the weights file is read.
@@ -602,14 +598,14 @@ def adapter_layers(folder: Folder) -> dict[str, tuple[int, ...]]:
     from safetensors import SafetensorError, safe_open
 
     file = _weights_file(Path(folder))
-    found: dict[str, tuple[int, ...]] = {}
+    found: dict[str, int] = {}
     try:
         file.open("rb").close()  # safetensors calls a file missing that it may not read
         with safe_open(str(file), framework="pt") as weights:
             for key in weights.keys():
                 match = _LORA_WEIGHT.fullmatch(key)
                 if match is not None and match[2] == "A":
-                    found[match[1]] = (int(weights.get_slice(key).get_shape()[0]),)
+                    found[match[1]] = int(weights.get_slice(key).get_shape()[0])
     except SafetensorError as error:
         raise ValueError(f"{file} must be a readable safetensors file: {error}") from error
     if not found:
@@ -618,11 +614,7 @@ def adapter_layers(folder: Folder) -> dict[str, tuple[int, ...]]:
 
 
 def _check_layers(
-    path: Path,
-    layers: Mapping[str, tuple[int, ...]],
-    declared: Mapping[str, tuple[int, ...]],
-    *,
-    exact: bool,
+    path: Path, layers: Mapping[str, int], declared: Mapping[str, int], *, exact: bool
 ) -> None:
     """Raise ValueError unless a member's layers and ranks are declared, all of them if `exact`.
 
@@ -633,10 +625,10 @@ def _check_layers(
             f"adapted must be given if members differ: {path} adapts other layers or ranks than "
             "the first one"
         )
-    for name, (rank,) in layers.items():
-        if rank not in declared.get(name, ()):
+    for name, rank in layers.items():
+        if rank > declared.get(name, 0):
             raise ValueError(
-                "adapted must hold the full names and ranks of every member's layers: "
+                "adapted must hold the full names and largest ranks of all members' layers: "
                 f"{path} adapts {name} with rank {rank}, got {declared.get(name)}"
             )
 
