@@ -42,7 +42,7 @@ def test_memory_bounds_the_logits_and_what_is_needed_is_named(
     with pytest.raises(ValueError, match="memory_bytes must be >= ") as short:
         ensemble.iter_logits(ids, memory_bytes=1)
     needed = int(str(short.value).split(">= ")[1].split()[0])
-    with pytest.raises(ValueError, match=f"memory_bytes must be >= {needed} .*a batch of 1 or"):
+    with pytest.raises(ValueError, match=f"memory_bytes must be >= {needed} "):
         ensemble.iter_logits(ids, memory_bytes=needed - 1)
     for limit in (needed, 2 * needed, 4 * needed):
         stop = 0

@@ -391,7 +391,7 @@ def test_a_base_folder_with_an_adapter_is_refused(adapters: list[Path], tmp_path
     tiny_model("gpt2").save_pretrained(tmp_path / "base")
     for file in ("adapter_config.json", "adapter_model.safetensors"):
         shutil.copy(member / file, tmp_path / "base" / file)
-    with pytest.raises(ValueError, match="adapter_config.json, which makes an adapter part of it"):
+    with pytest.raises(ValueError, match="carries adapters: .* adapter_config.json"):
         Ensemble.from_pretrained(tmp_path / "base", [member])
 
 

@@ -6,7 +6,6 @@ import ctypes
 import logging
 import os
 import threading
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -592,8 +591,7 @@ class Ensemble:
             active: as in `forward`.
 
         Raises:
-            ValueError: if not even one position fits; the message names the bytes needed, and what
-                would fit.
+            ValueError: if not even one position fits; the message names the bytes needed.
         """
         window = self.begun + length if window is None else window
         cache, logits, activations = self._needs(batch, window, answer_bytes, active)
@@ -603,22 +601,13 @@ class Ensemble:
             if memory_bytes >= length * per_position:
                 return length
             needed = min(needed, length * per_position)
-        if memory_bytes >= needed:
-            return min(length, (memory_bytes - cache - fixed) // per_position)
-
-        def least(batch: int, active: int | None) -> int:
-            return sum(self._needs(batch, window, answer_bytes, active))
-
-        ways = [f"a batch of {most}"] if (most := memory_bytes // least(1, active)) else []
-        widths = range(LEAST_ACTIVE, active or self.vocab_size)
-        if fitting := bisect_right(widths, memory_bytes, key=lambda width: least(batch, width)):
-            ways.append(f"active = {widths[fitting - 1]}")
-        hint = f"; {' or '.join(ways)} would fit" if ways else ""
-        raise ValueError(
-            f"memory_bytes must be >= {needed} for {batch} sequences of {self.num_models} members "
-            f"and the public model, got {memory_bytes}: keys and values of {window} positions take "
-            f"{cache} bytes, and computing one position {fixed + per_position}{hint}"
-        )
+        if memory_bytes < needed:
+            raise ValueError(
+                f"memory_bytes must be >= {needed} for {batch} sequences of {self.num_models} "
+                f"members and the public model, got {memory_bytes}: keys and values of {window} "
+                f"positions take {cache} bytes, and computing one position {fixed + per_position}"
+            )
+        return min(length, (memory_bytes - cache - fixed) // per_position)
 
     def _needs(
         self, batch: int, window: int, answer_bytes: AnswerBytes | None, active: int | None
@@ -630,16 +619,13 @@ class Ensemble:
         inner = self._widest
         element = int(next(self.model.parameters()).element_size())
         width = row_width(self.vocab_size, active)
-        numbers = self.vocab_size + members * width
-        # Capping or scaling the output needs a second copy of it.
-        logits = (2 if self._scales_logits else 1) * batch * numbers * element
-        received = batch * gathered * width * element
-        if answer_bytes is None:
-            logits += received
-        else:
-            rows_held = max(members, gathered) + 1
-            held = batch * answer_bytes(rows_held, self.vocab_size, element, active)
-            logits = max(logits, batch * numbers * element + received + held)
+        logits = batch * (self.vocab_size + members * width) * element
+        held = batch * gathered * width * element  # received from other processes
+        if answer_bytes is not None:
+            rows = max(members, gathered) + 1
+            held += batch * answer_bytes(rows, self.vocab_size, element, active)
+        # Capping or scaling the output needs a second copy of it, before anything else is held.
+        logits += max(held, logits if self._scales_logits else 0)
         # Residual stream, normed input, q, k, v, attention output, twice the wider hidden layer
         # and, at worst, a row of scores or masks over all positions for every head.
         heads = int(getattr(config, "num_attention_heads", 1))

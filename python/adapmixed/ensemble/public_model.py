@@ -67,16 +67,20 @@ def load_base(
     if isinstance(base, str | os.PathLike):
         with reading_base(base):
             name = os.fspath(base)
-            return _read(name, dtype, revision), load_tokenizer(name, revision)
-    if not isinstance(base, torch.nn.Module) or not hasattr(base, "config"):
+            model, tokenizer = _read(name, dtype, revision), load_tokenizer(name, revision)
+    elif isinstance(base, torch.nn.Module) and hasattr(base, "config"):
+        model, tokenizer = copy.deepcopy(base).to(dtype), None
+    else:
         raise ValueError(
             f"base must be a transformers model, a folder or a hub name, got {type(base).__name__}"
         )
-    adapted = any(isinstance(module, BatchedLoRA | OutputLayer) for module in base.modules())
-    if adapted or hasattr(base, "peft_config"):
-        raise ValueError("base must be the plain public model, got one that carries adapters")
-    model = copy.deepcopy(base)
-    return (model if dtype is None else model.to(dtype)), None
+    adapted = any(isinstance(module, BatchedLoRA | OutputLayer) for module in model.modules())
+    if adapted or hasattr(model, "peft_config"):
+        raise ValueError(
+            "base must be the plain public model, got one that carries adapters: transformers adds "
+            f"that of an {ADAPTER_CONFIG} in the same folder"
+        )
+    return model, tokenizer
 
 
 def check_base(base: Any) -> None:
@@ -146,7 +150,7 @@ def _read(name: str, dtype: torch.dtype | None, revision: str | None) -> Any:
     if silent:
         logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        return AutoModelForCausalLM.from_pretrained(
             name, dtype=dtype or torch.float32, revision=revision
         )
     except (OSError, ValueError):
@@ -156,12 +160,6 @@ def _read(name: str, dtype: torch.dtype | None, revision: str | None) -> Any:
     finally:
         if silent:
             logging.enable_progress_bar()
-    if hasattr(model, "peft_config"):  # transformers adds an adapter of the same folder
-        raise ValueError(
-            f"base must be the plain public model, got {name} with {ADAPTER_CONFIG}, which "
-            "makes an adapter part of it"
-        )
-    return model
 
 
 def load_tokenizer(name: str | os.PathLike[str], revision: str | None = None) -> Any:
