@@ -276,7 +276,7 @@ def test_a_fingerprint_is_of_what_was_read(
         ({"members": ["a", "a"]}, "distinct"),
         ({"members": ["a", "../b"]}, "plain folder names"),
         ({"members": "ab"}, "members must be a list"),
-        ({"base_files": {"vocab.json": "0" * 32}}, "base_files"),
+        ({"base_files": ["vocab.json"]}, "base_files must be an object"),
         ({"revision": 5}, "revision must be a string"),
         ({"training": "x"}, "training must be an object"),
         ({"shards": [RECORD]}, "each of the 2 members"),

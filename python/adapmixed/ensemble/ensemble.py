@@ -88,6 +88,8 @@ class Ensemble:
             because it counts what each shard spent.
         folder: the folder with `ensemble.json`, whose register has all ledgers; None without one.
         model: the public model with stacked adapters.
+        device: the device that the model computes on.
+        dtype: the dtype of the public model and of all logits.
         output_layer: its output layer, with the N of this process and the members' adapters of it.
         zero_members: members whose updates are all zero. Their logits are copied from the public
             block, because an empty shard must answer exactly as the public model does. Computed in
@@ -162,12 +164,14 @@ class Ensemble:
         model.eval()
         model.requires_grad_(False)
         self.model, self.ranks = model, ranks
+        self.device, self.dtype = model.device, model.dtype
         self.zero_members = tuple(i for i, adapter in enumerate(adapters) if adapter.is_zero)
         self.vocab_size = vocab_size
         self.tokenizer = tokenizer
         self.beginning = beginning_of(tokenizer)
         self.config = model.config
         self.max_positions = max_positions(text_config)
+        self._scales_logits = any(getattr(text_config, name, None) for name in LOGIT_SCALES)
         self.unverified = unverified
         self.unit, self.fingerprint, self.folder = unit, fingerprint, folder
         if model.config.model_type not in TESTED:
@@ -217,29 +221,13 @@ class Ensemble:
         read = read_members(base, folder, adapted=adapted, dtype=dtype, device=device, ranks=ranks)
         ensemble = cls(**read)
         _LOG.info(
-            "ensemble of %d models over %d tokens, window %s, sharing %s; not verified: %s",
-            ensemble.num_models,
-            ensemble.vocab_size,
-            ensemble.max_positions or "unlimited",
-            ensemble.trunk,
-            ", ".join(ensemble.unverified) or "nothing",
+            "ensemble of %d models, sharing %s; not verified: %s",
+            *(ensemble.num_models, ensemble.trunk, ", ".join(ensemble.unverified) or "nothing"),
         )
         del read  # whose factors are packed; glibc would keep their memory
         with suppress(AttributeError, OSError):
             ctypes.CDLL(None).malloc_trim(0)
         return ensemble
-
-    @property
-    def device(self) -> torch.device:
-        """The device that the model computes on."""
-        device: torch.device = self.model.device
-        return device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the public model and of all logits."""
-        dtype: torch.dtype = self.model.dtype
-        return dtype
 
     def give_up_trunk(self) -> None:
         """Free the weights below the output layer; another engine computes the hidden states."""
@@ -538,11 +526,6 @@ class Ensemble:
         below = [name for name in linear_names(self.model) if not f"{name}.".startswith(f"{head}.")]
         return max(max(layer_shape(self.model.get_submodule(name))) for name in below)
 
-    @property
-    def _scales_logits(self) -> bool:
-        config = self.model.config.get_text_config()
-        return any(getattr(config, name, None) for name in LOGIT_SCALES)
-
     def cache_bytes(self, batch: int, positions: int) -> int:
         """Return the bytes of a key/value cache of `batch` = b sequences.
 
@@ -650,19 +633,14 @@ def masking(mask: Tensor, new: int) -> dict[str, Tensor]:
 def try_members(model: Any, tokenizer: Any, layers: Sequence[str]) -> Trunk:
     """Return the trunk of an ensemble whose members adapt these layers, which can be loaded.
 
-    Models of a tested type are only looked at. Others are tried, which changes them.
-
     Args:
-        model: the public model; of a tested type it needs no weights.
+        model: the public model, which is changed.
         tokenizer: its tokenizer.
         layers: full names of layers.
 
     Raises:
         ValueError: as :class:`Ensemble`.
     """
-    check_model(model, tokenizer)
-    if model.config.model_type in TESTED:
-        return find_trunk(model, layers)
     shapes = {name: layer_shape(model.get_submodule(name)) for name in layers}
     updates = {
         name: (torch.full((size_in, 1), 0.1), torch.full((1, size_out), 0.1))
