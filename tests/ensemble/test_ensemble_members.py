@@ -74,12 +74,6 @@ def test_a_copy_of_the_head_may_be_rounded_otherwise(
     allowed = float(expected.abs().max()) * max(torch.finfo(one).eps for one in (trained, served))
     torch.testing.assert_close(private.float(), expected, rtol=0, atol=4 * allowed)
 
-    def widen(weights: dict[str, torch.Tensor]) -> None:
-        for name in [name for name in weights if "base_layer" in name]:
-            weights[name] = weights[name].float()
-
-    read_adapters(base, [rewrite(folder, widen)])
-
     def train_head(weights: dict[str, torch.Tensor]) -> None:
         next(value for name, value in weights.items() if "base_layer" in name)[7, 3] *= 1.05
 

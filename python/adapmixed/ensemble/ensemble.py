@@ -248,17 +248,13 @@ class Ensemble:
             tokens.update([found] if isinstance(found, int) else found or ())
         return frozenset(tokens)
 
-    def logits(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def logits(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits of every position at once.
 
         This is for small inputs, since it holds N b t V numbers.
 
         Args:
             input_ids: (b, t) int64 or int32.
-            attention_mask: (b, t) of 0 and 1, where 0 marks padding on either side. Logits at
-                padding are unspecified.
 
         Returns:
             private (N, b, t, V) and public (b, t, V), with the N of this process.
@@ -266,7 +262,7 @@ class Ensemble:
         Raises:
             ValueError: if shapes, tokens or the length (> max_positions) are wrong.
         """
-        private, public, _ = self.forward(*self.check_ids(input_ids, attention_mask), None)
+        private, public, _ = self.forward(self.check_ids(input_ids), None, None)
         return private, public
 
     def iter_logits(
@@ -299,7 +295,7 @@ class Ensemble:
             ValueError: as in `logits`, or if the limit does not hold the cache and one position;
                 the message names the bytes needed. It is raised at the call, not at the first step.
         """
-        ids, _ = self.check_ids(input_ids, None)
+        ids = self.check_ids(input_ids)
         active = active_tokens(active, self.vocab_size)
         batch, length = ids.shape
         chunk = self.chunk_size(batch, length, memory_bytes, last_only=False, active=active)
@@ -334,7 +330,7 @@ class Ensemble:
         Args:
             input_ids: (b, t) prompts, with t <= max_positions.
             memory_bytes: as in `iter_logits`; it must hold the cache of all positions to come.
-            attention_mask: (b, t) of 0 and 1; prompts of unequal length are padded on the left.
+            attention_mask: (b, t) of 0, for padding, and 1; shorter prompts are padded on the left.
             new_tokens: the largest number of tokens that will be appended. The cache reserves room
                 for them, within `memory_bytes`. Beyond that it is copied at every token, uncounted.
             answer_bytes: returns the bytes that the caller holds together with a position's logits.
@@ -346,13 +342,13 @@ class Ensemble:
             the decoder, which holds the logits after the prompt unless it is unread.
 
         Raises:
-            ValueError: as in `iter_logits`, or if there is padding behind a token.
+            ValueError: as in `iter_logits`, or if the mask has another form.
         """
         from adapmixed.ensemble.decoder import Decoder
 
-        ids, mask = self.check_ids(input_ids, attention_mask)
-        active = active_tokens(active, self.vocab_size)
-        return Decoder(self, ids, mask, memory_bytes, active, new_tokens, answer_bytes, unread)
+        ids, active = self.check_ids(input_ids), active_tokens(active, self.vocab_size)
+        given = memory_bytes, active, new_tokens, answer_bytes, unread
+        return Decoder(self, ids, attention_mask, *given)
 
     def sequence_bytes(
         self,
@@ -375,28 +371,15 @@ class Ensemble:
         window, active = self.begun + length + new_tokens, active_tokens(active, self.vocab_size)
         return sum(self._needs(1, window, answer_bytes, active))
 
-    def check_ids(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Any]:
-        """Return ids and mask as int64 on the model's device, checked as `logits` says."""
+    def check_ids(self, input_ids: Tensor) -> Tensor:
+        """Return ids as int64 on the model's device, checked as `logits` says."""
         if input_ids.ndim != 2 or 0 in input_ids.shape:
             raise ValueError(
                 f"input_ids must have shape (b, t) with b, t >= 1, got {tuple(input_ids.shape)}"
             )
         self.check_tokens("input_ids", input_ids)
         self.check_length(input_ids.shape[1])
-        ids = input_ids.to(self.device, torch.int64)
-        if attention_mask is None:
-            return ids, None
-        if attention_mask.shape != input_ids.shape:
-            raise ValueError(
-                f"attention_mask must have the shape of input_ids {tuple(input_ids.shape)}, "
-                f"got {tuple(attention_mask.shape)}"
-            )
-        mask = attention_mask.to(self.device, torch.int64)
-        if not bool(((mask == 0) | (mask == 1)).all() and mask.any(dim=1).all()):
-            raise ValueError(
-                f"attention_mask must hold 0 and 1 alone, with a 1 in every row, got {mask}"
-            )
-        return ids, mask
+        return input_ids.to(self.device, torch.int64)
 
     def check_tokens(self, name: str, tokens: Tensor) -> None:
         """Raise ValueError unless all tokens are ids of this vocabulary."""

@@ -543,13 +543,8 @@ def _check_copy(key: str, copy: Tensor, own: Tensor) -> None:
     """Raise ValueError unless a tensor holds the base's numbers, each rounded to its own dtype.
 
     peft stores some of them with adapted heads. The base's file may hold the numbers in a third
-    dtype, so neither need be the other's rounding. A copy that was rounded, and stored in float32
-    again, counts as rounded.
+    dtype, so neither need be the other's rounding.
     """
-    if copy.dtype == torch.float32 and not torch.equal(own, copy):
-        for short in (torch.bfloat16, torch.float16):
-            if torch.equal(copy.to(short).float(), copy):
-                copy = copy.to(short)
     if own.dtype == copy.dtype or own.shape != copy.shape or not copy.is_floating_point():
         same = torch.equal(own, copy)
     else:
