@@ -9,11 +9,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from adapmixed.ensemble.decoder import Decoder, cache_argument, key_value_cache, written_layers
 from adapmixed.ensemble.lora import (
     TESTED,
     Adapter,
@@ -36,9 +37,6 @@ from adapmixed.ensemble.public_model import check_behaviour, check_model, max_po
 from adapmixed.limits import LEAST_ACTIVE, active_tokens, check_models, check_vocabulary
 from adapmixed.ranks import ALONE, Ranks
 from adapmixed.text import beginning_of, unnamed_ids
-
-if TYPE_CHECKING:
-    from adapmixed.ensemble.decoder import Decoder
 
 _LOG = logging.getLogger(__name__)
 DEFAULT_MEMORY_BYTES = 1 << 30
@@ -127,8 +125,6 @@ class Ensemble:
             ValueError: if there are no adapters, if tokenizer and model do not fit, or if an
                 ensemble cannot be built on the model (docs/reference/supported-models.md).
         """
-        from adapmixed.ensemble.decoder import cache_argument
-
         # Hooks at the end of the trunk store the shapes of the current pass.
         self._lock = threading.Lock()
         self.num_models = check_models(len(adapters) if num_models is None else num_models)
@@ -142,6 +138,10 @@ class Ensemble:
         adapted = merged_layers([one.layers for one in adapters]) if adapted is None else adapted
         self.trunk = find_trunk(model, adapted)
         head = head_name(model)
+        linear = [model.get_submodule(name) for name in linear_names(model) if name != head]
+        self._widest = max(
+            max(layer_shape(layer)) for layer in linear
+        )  # many names in configurations
         below = {name: adapted[name] for name in adapted if name != head}
         stack_adapters(model, adapters, below)
         base, heads = model.get_submodule(head), None
@@ -344,8 +344,6 @@ class Ensemble:
         Raises:
             ValueError: as in `iter_logits`, or if the mask has another form.
         """
-        from adapmixed.ensemble.decoder import Decoder
-
         ids, active = self.check_ids(input_ids), active_tokens(active, self.vocab_size)
         given = memory_bytes, active, new_tokens, answer_bytes, unread
         return Decoder(self, ids, attention_mask, *given)
@@ -412,8 +410,6 @@ class Ensemble:
             batch: number of sequences.
             chunk: how many positions may be computed in one pass, if it holds any.
         """
-        from adapmixed.ensemble.decoder import key_value_cache
-
         return key_value_cache(self.model.config, positions)
 
     def _masking(self, ids: Tensor, mask: Tensor | None, cache: Any) -> dict[str, Tensor]:
@@ -484,8 +480,6 @@ class Ensemble:
         The sizes are read from a cache with one position, because configurations name the heads in
         many ways.
         """
-        from adapmixed.ensemble.decoder import written_layers
-
         cache = self.new_cache()
         token = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
         active = active_tokens(LEAST_ACTIVE, self.vocab_size)
@@ -498,16 +492,6 @@ class Ensemble:
             )
             for layer in written_layers(cache)
         )
-
-    @cached_property
-    def _widest(self) -> int:
-        """The width of the widest linear layer below the output layer.
-
-        Configurations name it in many ways, and it may differ from block to block.
-        """
-        head = head_name(self.model)
-        below = [name for name in linear_names(self.model) if not f"{name}.".startswith(f"{head}.")]
-        return max(max(layer_shape(self.model.get_submodule(name))) for name in below)
 
     def cache_bytes(self, batch: int, positions: int) -> int:
         """Return the bytes of a key/value cache of `batch` = b sequences.

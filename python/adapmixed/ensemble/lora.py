@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from adapmixed.ranks import ALONE, Ranks
 from adapmixed_ext.inputs import likeliest
@@ -183,8 +184,6 @@ def layer_shape(layer: nn.Module) -> tuple[int, int]:
     Raises:
         ValueError: for any other layer.
     """
-    from transformers.pytorch_utils import Conv1D
-
     if isinstance(layer, nn.Linear):
         return layer.in_features, layer.out_features
     if isinstance(layer, Conv1D):
@@ -194,8 +193,6 @@ def layer_shape(layer: nn.Module) -> tuple[int, int]:
 
 def linear_names(model: Any) -> tuple[str, ...]:
     """Return the full names of the layers that a LoRA can adapt, in the model's order."""
-    from transformers.pytorch_utils import Conv1D
-
     kinds = nn.Linear | Conv1D
     return tuple(name for name, module in model.named_modules() if isinstance(module, kinds))
 

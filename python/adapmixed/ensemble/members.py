@@ -34,6 +34,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load
 from torch import Tensor
 
 from adapmixed.ensemble.lora import MISSING, Adapter, Update, find_trunk, head_name
@@ -499,9 +501,6 @@ def _updates(
     planned: Mapping[str, Layer], tensors: Mapping[str, Tensor], content: bytes
 ) -> dict[str, Update]:
     """Return (A, scale * B), of shapes (in, r) and (r, out), of every layer in a weights file."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
     try:
         weights: dict[str, Tensor] = load(content)
     except SafetensorError as error:
@@ -581,8 +580,6 @@ def adapter_layers(folder: Folder) -> dict[str, int]:
         ValueError: if the folder holds no weights of linear layers, or damaged ones.
         OSError: if the weights may not be read.
     """
-    from safetensors import SafetensorError, safe_open
-
     file = _weights_file(Path(folder))
     found: dict[str, int] = {}
     try:

@@ -26,6 +26,7 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from torch import Tensor
 
+from adapmixed.ensemble.decoder import cache_argument, check_cache
 from adapmixed.ensemble.lora import BatchedLoRA, Logits, OutputLayer
 from adapmixed.text import beginning_of
 
@@ -330,8 +331,6 @@ def check_model(model: Any, tokenizer: Any = None) -> None:
             is not the configuration's vocab_size.
         ValueError: if the tokenizer begins a text with a token that the model does not have.
     """
-    from adapmixed.ensemble.decoder import cache_argument, check_cache
-
     kind = model.config.model_type
     if getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(
