@@ -296,7 +296,7 @@ def test_manifest_round_trip(tmp_path: Path) -> None:
     write_manifest(tmp_path, manifest)
     assert read_manifest(tmp_path) == manifest
     (tmp_path / "ensemble.json").write_text("[]")
-    with pytest.raises(ValueError, match="JSON object"):
+    with pytest.raises(ValueError, match="format_version must be 5, got None"):
         read_manifest(tmp_path)
     with pytest.raises(ValueError, match="must hold ensemble.json"):
         read_manifest(tmp_path / "elsewhere")

@@ -103,7 +103,6 @@ class Ensemble:
         tokenizer: Any = None,
         unverified: tuple[str, ...] = ("shards", "base"),
         ranks: Ranks = ALONE,
-        num_models: int | None = None,
         unit: str | None = None,
         fingerprint: str | None = None,
         folder: str | None = None,
@@ -118,7 +117,6 @@ class Ensemble:
             tokenizer: the model's tokenizer, or None.
             unverified: see the attribute.
             ranks: the processes that share the members, and how many there are (`Ranks.over`).
-            num_models: N; None for the number of `adapters`.
             unit, fingerprint, folder: see the attributes.
 
         Raises:
@@ -127,7 +125,7 @@ class Ensemble:
         """
         # Hooks at the end of the trunk store the shapes of the current pass.
         self._lock = threading.Lock()
-        self.num_models = check_models(len(adapters) if num_models is None else num_models)
+        self.num_models = check_models(ranks.held(len(adapters))[1] or len(adapters))
         check_model(model, tokenizer)
         self._cache_argument = cache_argument(model)
         text_config = model.config.get_text_config()
@@ -221,8 +219,9 @@ class Ensemble:
         read = read_members(base, folder, adapted=adapted, dtype=dtype, device=device, ranks=ranks)
         ensemble = cls(**read)
         _LOG.info(
-            "ensemble of %d models, sharing %s; not verified: %s",
-            *(ensemble.num_models, ensemble.trunk, ", ".join(ensemble.unverified) or "nothing"),
+            "ensemble of %d models in %s on %s, sharing %s; not verified: %s",
+            *(ensemble.num_models, ensemble.dtype, ensemble.device, ensemble.trunk),
+            ", ".join(ensemble.unverified) or "nothing",
         )
         del read  # whose factors are packed; glibc would keep their memory
         with suppress(AttributeError, OSError):

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import re
 import warnings
@@ -34,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
@@ -56,7 +55,6 @@ from adapmixed.limits import check_option, check_type
 from adapmixed.ranks import Ranks
 from adapmixed.text import beginning_of
 
-_LOG = logging.getLogger(__name__)
 FORMAT_VERSION = 5
 MEMBER_FILE = "shard.json"
 MEMBER_VERSION = 1
@@ -203,10 +201,9 @@ def read_versioned(path: Path, version: int, *entries: str) -> dict[str, Any]:
         ValueError: if it is another file.
         OSError: if it cannot be read.
     """
-    data = read_json(path)
-    if not isinstance(data, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(data).__name__}")
-    if (found := data.get("format_version")) != version:
+    data: dict[str, Any] = read_json(path)
+    found = data.get("format_version") if isinstance(data, dict) else None
+    if found != version:
         raise ValueError(f"{path}: format_version must be {version}, got {found!r}")
     if missing := sorted(set(entries) - data.keys()):
         raise ValueError(f"{path} must hold {', '.join(entries)}, got no {missing[0]}")
@@ -321,9 +318,6 @@ def read_members(
     ranks = ranks.over(len(paths), repeated=set(manifest.adapted) == {head_name(model)})
     mine = paths[ranks.own(len(paths))]
     present = [path for path in mine if path is not None]
-    vocab_size = int(model.config.get_text_config().vocab_size)
-    name = source or type(base).__name__
-    _LOG.info("public model %s: %s on %s", name, model.dtype, model.device)
     read = dict(zip(present, read_adapters(model, present), strict=True))
     exact = root is None and adapted is None
     for path, adapter in read.items():
@@ -343,7 +337,7 @@ def read_members(
             "the base": source if root is None else None,
             "whether the base was verified": verified,
             "the dtype": model.dtype,
-            "the vocabulary": vocab_size,
+            "the vocabulary": model.config.get_text_config().vocab_size,
             "the tokenizer": tokenizer and sorted(tokenizer.get_vocab().items()),
         }
         ranks.agree(facts)
@@ -358,7 +352,6 @@ def read_members(
     return {
         "model": model,
         "tokenizer": tokenizer,
-        "num_models": len(paths),
         "adapters": [MISSING if path is None else read[path] for path in mine],
         "adapted": manifest.adapted,
         "ranks": ranks,
@@ -440,13 +433,13 @@ def read_adapters(model: Any, folders: Sequence[Path]) -> list[Adapter]:
     planned: dict[str, dict[str, Layer]] = {}  # by the settings, which members mostly share
     for path in folders:
         raw = _read_config(path)
-        content = _weights_file(path).read_bytes()
+        content, weights = _read_weights(path)
         settings = {name: raw[name] for name in _COMPUTE if name in raw}
         key = json.dumps(settings)
         try:
             if key not in planned:
                 planned[key] = _planned(model, settings)
-            updates = _updates(planned[key], tensors, content)
+            updates = _updates(planned[key], tensors, weights)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         name = raw.get("base_model_name_or_path")
@@ -498,13 +491,9 @@ def _planned(model: Any, settings: dict[str, Any]) -> dict[str, Layer]:
 
 
 def _updates(
-    planned: Mapping[str, Layer], tensors: Mapping[str, Tensor], content: bytes
+    planned: Mapping[str, Layer], tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor]
 ) -> dict[str, Update]:
     """Return (A, scale * B), of shapes (in, r) and (r, out), of every layer in a weights file."""
-    try:
-        weights: dict[str, Tensor] = load(content)
-    except SafetensorError as error:
-        raise ValueError(f"weights must be a readable safetensors file: {error}") from error
     pairs: dict[str, dict[str, Tensor]] = {}
     for key, value in weights.items():
         name = key.removeprefix(_PREFIX).replace(".base_layer.", ".")
@@ -559,41 +548,37 @@ def _check_copy(key: str, copy: Tensor, own: Tensor) -> None:
         )
 
 
-def _weights_file(folder: Path) -> Path:
-    """Return the file of a peft folder's weights.
+def _read_weights(folder: Path) -> tuple[bytes, dict[str, Tensor]]:
+    """Return the weights file of a peft folder, and the tensors in it.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if there is none, or it is damaged.
     """
-    if (file := folder / WEIGHTS_FILE).is_file():
-        return file
-    missing = file.name if folder.is_dir() else "folder there"
-    raise ValueError(f"{folder} must be a peft folder, but there is no {missing}")
+    if not (file := folder / WEIGHTS_FILE).is_file():
+        missing = file.name if folder.is_dir() else "folder there"
+        raise ValueError(f"{folder} must be a peft folder, but there is no {missing}")
+    content = file.read_bytes()
+    try:
+        return content, load(content)
+    except SafetensorError as error:
+        raise ValueError(f"{file} must be a readable safetensors file: {error}") from error
 
 
 def adapter_layers(folder: Folder) -> dict[str, int]:
     """Return the layers that a peft folder adapts, each with its rank.
 
-    Only the header of the weights file is read.
-
     Raises:
         ValueError: if the folder holds no weights of linear layers, or damaged ones.
         OSError: if the weights may not be read.
     """
-    file = _weights_file(Path(folder))
-    found: dict[str, int] = {}
-    try:
-        file.open("rb").close()  # safetensors calls a file missing that it may not read
-        with safe_open(str(file), framework="pt") as weights:
-            for key in weights.keys():
-                match = _LORA_WEIGHT.fullmatch(key)
-                if match is not None and match[2] == "A":
-                    found[match[1]] = int(weights.get_slice(key).get_shape()[0])
-    except SafetensorError as error:
-        raise ValueError(f"{file} must be a readable safetensors file: {error}") from error
+    weights = _read_weights(Path(folder))[1]
+    matches = {key: _LORA_WEIGHT.fullmatch(key) for key in sorted(weights)}
+    found = {
+        match[1]: len(weights[key]) for key, match in matches.items() if match and match[2] == "A"
+    }
     if not found:
-        raise ValueError(f"{file} must hold lora_A and lora_B of linear layers, but has none")
-    return dict(sorted(found.items()))
+        raise ValueError(f"{folder} must hold lora_A and lora_B of linear layers, but has none")
+    return found
 
 
 def _check_layers(
@@ -640,7 +625,7 @@ def member_digests(
     return [
         "missing"
         if path is None
-        else known.get(path) or _digest(_read_config(path), _weights_file(path).read_bytes())
+        else known.get(path) or _digest(_read_config(path), _read_weights(path)[0])
         for path in members
     ]
 
