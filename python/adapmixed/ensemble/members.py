@@ -125,17 +125,19 @@ class Manifest:
     def __post_init__(self) -> None:
         if not self.members:
             raise ValueError("members must name at least one private model, got none")
-        present = [name for name in self.members if name is not None]
-        for name in present:
-            if not isinstance(name, str) or not re.fullmatch(r"(?!\.\.?$)[^/\\]+", name):
+        for name in self.members:
+            plain = isinstance(name, str) and re.fullmatch(r"(?!\.\.?$)[^/\\]+", name)
+            if name is not None and not plain:
                 raise ValueError(f"members must be plain folder names or null, got {name!r}")
-        check_distinct(present)
         for name in ("base_model", "revision", "unit"):
             check_type(name, getattr(self, name), str, "a string or null", optional=True)
         for name in ("training", "base_files"):
             check_type(name, getattr(self, name), Mapping, "an object")
         check_option("document_names", self.document_names, (None, *DOCUMENT_NAMES))
-        object.__setattr__(self, "adapted", checked_layers(self.adapted))
+        ranks = self.adapted.values() if isinstance(self.adapted, Mapping) else ()
+        if not ranks or not all(type(rank) is int and rank >= 1 for rank in ranks):
+            raise ValueError(f"adapted must map layer names to integers >= 1, got {self.adapted!r}")
+        object.__setattr__(self, "adapted", dict(sorted(self.adapted.items())))
         check_shards(self.members, self.shards)
         each = bool(self.shards) and all(len(one["identifiers"]) <= 1 for one in self.shards)
         if self.unit is not None and not (self.unit and each):
@@ -208,24 +210,6 @@ def read_versioned(path: Path, version: int, *entries: str) -> dict[str, Any]:
     if missing := sorted(set(entries) - data.keys()):
         raise ValueError(f"{path} must hold {', '.join(entries)}, got no {missing[0]}")
     return data
-
-
-def check_distinct(members: Sequence[object]) -> None:
-    """Raise ValueError if a member is listed twice."""
-    if twice := [one for one, count in Counter(members).items() if count > 1]:
-        raise ValueError(f"members must be distinct, got {str(twice[0])!r} more than once")
-
-
-def checked_layers(adapted: Any) -> dict[str, int]:
-    """Return the adapted layers in alphabetical order, each with its largest rank.
-
-    Raises:
-        ValueError: if `adapted` does not map at least one name to an integer >= 1.
-    """
-    ranks = adapted.values() if isinstance(adapted, Mapping) else ()
-    if not ranks or not all(type(rank) is int and rank >= 1 for rank in ranks):
-        raise ValueError(f"adapted must map layer names to integers >= 1, got {adapted!r}")
-    return dict(sorted(adapted.items()))
 
 
 def check_shards(members: Sequence[str | None], shards: Sequence[Mapping[str, Any]]) -> None:
@@ -381,8 +365,10 @@ def _listed(
                 raise ValueError("adapted must be given if all members are missing")
             adapted = adapter_layers(first)
         names = tuple(None if path is None else str(i) for i, path in enumerate(paths))
-        manifest = Manifest("", names, checked_layers(adapted))
-    check_distinct([path.resolve() for path in paths if path is not None])
+        manifest = Manifest("", names, adapted)
+    resolved = Counter(path.resolve() for path in paths if path is not None)
+    if twice := [str(path) for path, count in resolved.items() if count > 1]:
+        raise ValueError(f"members must be distinct, got {twice[0]} more than once")
     return manifest, paths
 
 
