@@ -18,6 +18,7 @@ from adapmixed.ensemble.decoder import Decoder, cache_argument, key_value_cache,
 from adapmixed.ensemble.lora import (
     TESTED,
     Adapter,
+    BatchedLoRA,
     HeadAdapters,
     Logits,
     LogitsRoom,
@@ -30,7 +31,6 @@ from adapmixed.ensemble.lora import (
     merged_layers,
     repeat_at,
     row_width,
-    stack_adapters,
 )
 from adapmixed.ensemble.members import read_members
 from adapmixed.ensemble.public_model import check_behaviour, check_model, max_positions
@@ -136,18 +136,23 @@ class Ensemble:
         adapted = merged_layers([one.layers for one in adapters]) if adapted is None else adapted
         self.trunk = find_trunk(model, adapted)
         head = head_name(model)
-        linear = [model.get_submodule(name) for name in linear_names(model) if name != head]
-        self._widest = max(
-            max(layer_shape(layer)) for layer in linear
-        )  # many names in configurations
-        below = {name: adapted[name] for name in adapted if name != head}
-        stack_adapters(model, adapters, below)
+        # The widest layer below the output layer, which configurations name in many ways.
+        below = [model.get_submodule(name) for name in linear_names(model) if name != head]
+        self._widest = max(max(layer_shape(layer)) for layer in below)
         base, heads = model.get_submodule(head), None
-        if head in adapted:
-            updates = [adapter.updates.get(head) for adapter in adapters]
-            short = model.dtype == torch.bfloat16
-            heads = HeadAdapters(updates, layer_shape(base), adapted[head], short)
-            heads = heads.to(model.device)
+        for name, rank in adapted.items():
+            updates = [adapter.updates.get(name) for adapter in adapters]
+            try:
+                layer = model.get_submodule(name)
+            except AttributeError as error:
+                raise ValueError(
+                    f"adapted must name layers of the base by their full names, got {name!r}"
+                ) from error
+            if name == head:
+                short = model.dtype == torch.bfloat16
+                heads = HeadAdapters(updates, layer_shape(base), rank, short).to(model.device)
+            else:
+                model.set_submodule(name, BatchedLoRA(layer, updates, rank))
         self.output_layer = OutputLayer(
             base,
             len(adapters),

@@ -108,6 +108,8 @@ def merged_layers(members: Iterable[Mapping[str, int]]) -> dict[str, int]:
 class BatchedLoRA(nn.Module):
     """A linear layer with the updates of N members, computed as the module's docstring explains.
 
+    They take 4 N R (in + out) bytes.
+
     Args:
         base: the adapted layer, `nn.Linear` or GPT-2's `Conv1D`.
         updates: for each member (A, scale * B), of shapes (in, r) and (r, out), or None if the
@@ -149,33 +151,6 @@ class BatchedLoRA(nn.Module):
         else:  # add before rounding: rounding the update first would add a second error
             outputs.copy_(outputs.float().baddbmm_(hidden, self.up))
         return y
-
-
-def stack_adapters(
-    model: nn.Module, adapters: Sequence[Adapter], adapted: Mapping[str, int]
-) -> None:
-    """Replace every adapted layer of `model`, in place, by one with the updates of all adapters.
-
-    The stacked weights take 4 N R (in + out) bytes for each layer with largest rank R.
-
-    Args:
-        model: the public model, which is changed.
-        adapters: one for each member, N >= 1; what they do not adapt, they leave as it is.
-        adapted: the layers below the output layer that members may adapt, with their largest
-            rank, a public constant.
-
-    Raises:
-        ValueError: if `adapted` names a layer that the base lacks.
-    """
-    for name in sorted(adapted):
-        try:
-            base = model.get_submodule(name)
-        except AttributeError as error:
-            raise ValueError(
-                f"adapted must name layers of the base by their full names, got {name!r}"
-            ) from error
-        updates = [adapter.updates.get(name) for adapter in adapters]
-        model.set_submodule(name, BatchedLoRA(base, updates, adapted[name]))
 
 
 def layer_shape(layer: nn.Module) -> tuple[int, int]:
