@@ -43,7 +43,7 @@ def model(base: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def ensemble(base: Path) -> Ensemble:
-    return Ensemble.from_pretrained(base, [None, None], adapted={"lm_head": [4]})
+    return Ensemble.from_pretrained(base, [None, None], adapted={"lm_head": 4})
 
 
 def plain(ensemble: Ensemble, text: str = TEXT) -> list[int]:

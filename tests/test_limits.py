@@ -195,10 +195,10 @@ def test_ensembles(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, last in (("MOST_TOKENS", VOCAB), ("MOST_MODELS", 2)):
         with monkeypatch.context() as patched:
             patched.setattr(limits, name, last)
-            am.Ensemble(copy.deepcopy(base), [MISSING] * 2, adapted={"lm_head": (2,)})
+            am.Ensemble(copy.deepcopy(base), [MISSING] * 2, adapted={"lm_head": 2})
             patched.setattr(limits, name, last - 1)
             with pytest.raises(ValueError, match=f"{last - 1}.*got {last}"):
-                am.Ensemble(copy.deepcopy(base), [MISSING] * 2, adapted={"lm_head": (2,)})
+                am.Ensemble(copy.deepcopy(base), [MISSING] * 2, adapted={"lm_head": 2})
 
 
 def test_pmixed_takes_the_largest_ball_that_its_order_allows() -> None:

@@ -7,10 +7,8 @@ ended or does not answer, those that wait for it raise, and their `Ranks` are no
 from __future__ import annotations
 
 import copy
-import hashlib
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,12 +20,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from adapmixed.errors import ProcessError
-from adapmixed.limits import check_number
 
 _LOG = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 300.0
-"""Seconds that a process waits for the others before it raises."""
-_LONGEST_TIMEOUT = 1e6
+"""Seconds that a process waits for the others, at the start and in every step."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +77,8 @@ class Ranks:
 
     _num_models: int  # after `over`
 
-    def __init__(self, place: Rank, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+    def __init__(self, place: Rank) -> None:
         self.rank, self.world = place.rank, place.world
-        self._timeout = timeout_seconds
         self._repeated = self.alone  # whether every process has all members
         self._broken: list[str] = []  # shared by what `over` returns, as the next one
         self._patient: list[Any] = []  # the group of `wait`, until the processes leave
@@ -196,15 +191,14 @@ class Ranks:
         return self.tell(lambda: value, tuple(value.shape), value.dtype, value.device)
 
     def agree(self, facts: Mapping[str, object]) -> None:
-        """Check that all processes have the same facts, by the SHA-256 of their text.
+        """Check that all processes have the same facts, by their text.
 
         Raises:
             ValueError: on every process, if a fact differs; the message names the first one.
         """
         if self.alone:
             return
-        texts = {name: str(value) for name, value in facts.items()}
-        own = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+        own = {name: str(value) for name, value in facts.items()}
         found: list[Any] = [None] * self.world
         self._run(lambda: dist.all_gather_object(found, own))
         for name in sorted({name for one in found for name in one}):
@@ -212,13 +206,13 @@ class Ranks:
                 if other.get(name) != found[0].get(name):
                     raise ValueError(
                         f"ranks must agree on {name}, but rank {rank} differs from rank 0 (here, "
-                        f"rank {self.rank} has {texts.get(name, 'nothing')[:200]})"
+                        f"rank {self.rank} has {own.get(name, 'nothing')[:200]})"
                     )
 
     def wait(self) -> None:
         """Return when every process has made this call, however long that takes."""
         if not self.alone:
-            self._run(lambda: dist.barrier(self._patient[0]), _LONGEST_TIMEOUT)
+            self._run(lambda: dist.barrier(self._patient[0]))
 
     def _share(self, num_models: int, rank: int) -> slice:
         """Return the slice of the members that one process holds."""
@@ -232,25 +226,17 @@ class Ranks:
 
     def _exchange(self, operations: list[Any]) -> None:
         """Run these sends and receives."""
+        self._run(lambda: [one.wait() for one in dist.batch_isend_irecv(operations)])
 
-        def wait_for_all() -> None:
-            for request in dist.batch_isend_irecv(operations):
-                request.wait()
-
-        self._run(wait_for_all)
-
-    def _run(self, call: Callable[[], object], timeout: float | None = None) -> None:
+    def _run(self, call: Callable[[], object]) -> None:
         self._check_unbroken()
-        timeout = self._timeout if timeout is None else timeout
-        started = time.monotonic()
         try:
             call()
         except RuntimeError as error:
-            silent = time.monotonic() - started >= 0.9 * timeout
-            what = f"has not answered for {timeout:g} s" if silent else "has ended"
             self._broken.append(
-                f"another rank {what} while rank {self.rank} of {self.world} waited for it: the "
-                "run is over and nothing more is released; what was charged stays charged"
+                f"another rank has ended, or not answered for {TIMEOUT_SECONDS:g} s, while rank "
+                f"{self.rank} of {self.world} waited for it: the run is over and nothing more is "
+                "released; what was charged stays charged"
             )
             # Log at once, because torchrun may end this process before the exception is shown.
             _LOG.error(self._broken[0])
@@ -266,24 +252,21 @@ def _as_bytes(value: Tensor) -> Tensor:
 
 
 @contextmanager
-def joined(*, timeout_seconds: float = TIMEOUT_SECONDS, cuda: bool = False) -> Iterator[Ranks]:
+def joined(*, cuda: bool = False) -> Iterator[Ranks]:
     """Join the processes that `torchrun` started; use it in a `with` statement.
 
     Args:
-        timeout_seconds: how long a process waits for the others, at the start and in every step;
-            > 0 and at most a million.
         cuda: whether tensors are on GPUs, which communicate through NCCL.
 
     Yields:
         the processes, or `ALONE` if there is only one.
 
     Raises:
-        ValueError: if `timeout_seconds` is out of range, if this process has joined before and
-            not left without an error, or if the processes have other versions of adapmixed or
-            torch or another instruction set, since these may round differently.
+        ValueError: if this process has joined before and not left without an error, or if the
+            processes have other versions of adapmixed or torch or another instruction set, since
+            these may round differently.
         ProcessError: if the other processes do not appear, or if one has ended.
     """
-    check_number("timeout_seconds", timeout_seconds, above=0.0, most=_LONGEST_TIMEOUT)
     place = Rank.from_environment()
     if place.world == 1:
         yield ALONE
@@ -297,21 +280,21 @@ def joined(*, timeout_seconds: float = TIMEOUT_SECONDS, cuda: bool = False) -> I
 
     if dist.is_initialized():
         raise ValueError("processes must join once: this one is still joined to others")
-    started, ranks = time.monotonic(), Ranks(place, timeout_seconds)
+    ranks = Ranks(place)
     try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if cuda else "gloo",
             rank=place.rank,
             world_size=place.world,
-            timeout=timedelta(seconds=timeout_seconds),
+            timeout=timedelta(seconds=TIMEOUT_SECONDS),
         )
         # The timeout of a call does not replace that of its group, so `wait` has one of its own.
-        longest = timedelta(seconds=_LONGEST_TIMEOUT)
-        ranks._patient.append(dist.new_group(timeout=longest, backend="gloo"))
+        ranks._patient.append(dist.new_group(timeout=timedelta(days=10), backend="gloo"))
     except RuntimeError as error:
-        late = time.monotonic() - started >= 0.9 * timeout_seconds
-        why = f"within {timeout_seconds:g} s" if late else f"({str(error)[:200]})"
-        raise ProcessError(f"the {place.world} ranks did not come together {why}") from error
+        raise ProcessError(
+            f"the {place.world} ranks did not come together within {TIMEOUT_SECONDS:g} s: "
+            f"{str(error)[:200]}"
+        ) from error
     ranks.agree(
         {
             "the version of adapmixed": __version__,

@@ -513,7 +513,7 @@ def test_the_demonstration_is_whole_and_names_no_place_and_no_held_out_text() ->
     assert sum(path.stat().st_size for path in base) < 3_000_000
     manifest, held_out = read_manifest(DEMO_ENSEMBLE), held_out_text()
     assert len(manifest.members) == len(manifest.shards) == 64
-    assert manifest.adapted == {"lm_head": (8,)}
+    assert manifest.adapted == {"lm_head": 8}
     config = json.loads((DEMO_ENSEMBLE / "member-000" / "adapter_config.json").read_text())
     assert "/" not in config["base_model_name_or_path"]
     for path in base + ensemble:

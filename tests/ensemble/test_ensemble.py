@@ -42,7 +42,7 @@ def test_memory_bounds_the_logits_and_what_is_needed_is_named(
     with pytest.raises(ValueError, match="memory_bytes must be >= ") as short:
         ensemble.iter_logits(ids, memory_bytes=1)
     needed = int(str(short.value).split(">= ")[1].split()[0])
-    with pytest.raises(ValueError, match=f"memory_bytes must be >= {needed} .*a batch of 1 or"):
+    with pytest.raises(ValueError, match=f"memory_bytes must be >= {needed} "):
         ensemble.iter_logits(ids, memory_bytes=needed - 1)
     for limit in (needed, 2 * needed, 4 * needed):
         stop = 0
@@ -76,18 +76,11 @@ def test_input_limits(base: Any, make_adapters: Make, ids: torch.Tensor) -> None
         with pytest.raises(ValueError, match=reason):
             ensemble.logits(bad)
     mask = torch.ones_like(ids)
-    for bad_mask, reason in [
-        (mask[:, 1:], "shape"),
-        (2 * mask, "0 and 1"),
-        (0 * mask, "a 1 in every row"),
-    ]:
-        with pytest.raises(ValueError, match=reason):
-            ensemble.logits(ids, bad_mask)
-    for place in (-1, 3):
-        mask[0, place] = 0
-        with pytest.raises(ValueError, match="pad on the left"):
-            ensemble.decoder(ids, attention_mask=mask)
-        mask[0, place] = 1
+    holes = [mask.clone() for _ in range(2)]
+    holes[0][0, -1] = holes[1][0, 3] = 0
+    for bad_mask in (mask[:, 1:], 2 * mask, 0 * mask, -mask, *holes):
+        with pytest.raises(ValueError, match="attention_mask must have the shape .* 0s before 1s"):
+            ensemble.decoder(ids, attention_mask=bad_mask)
 
 
 def test_logits_that_somebody_keeps_stay_as_they_are(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def ensemble(base: Any, kind: str, folder: Path, first: int | None = 0) -> Ensem
         for seed in (first, 1, 2, None)
     ]  # fmt: skip
     layers = [name for name, _ in base.named_modules() if name.endswith(tuple(KINDS[kind]))]
-    return Ensemble.from_pretrained(base, given, adapted={n: (2, 3) for n in layers})
+    return Ensemble.from_pretrained(base, given, adapted={n: 3 for n in layers})
 
 
 def chosen(rows: Tensor, tokens: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class TableEnsemble(FakeEnsemble):
         super().__init__(len(private), public.shape[-1])
         self.private, self.public = private, public
 
-    def logits(self, ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def logits(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         return self.private[:, ids], self.public[ids]
 
 

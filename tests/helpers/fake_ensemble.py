@@ -61,8 +61,7 @@ class FakeEnsemble:
         self._place = 0.5 * torch.randn(4096, vocab, generator=generator)
         self._members = spread * torch.randn(models, vocab, vocab, generator=generator)
 
-    def logits(self, ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        assert attention_mask is None
+    def logits(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         public = self._token[ids] + self._place[: ids.shape[1]]
         return public + self._members[:, ids], public
 
@@ -99,6 +98,6 @@ class SpreadEnsemble(FakeEnsemble):
         super().__init__(models=5, **settings)
         self.ranks = ranks.over(5)
 
-    def logits(self, ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def logits(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         private, public = super().logits(ids)
         return private[self.ranks.own(5)], public

@@ -60,6 +60,6 @@ def write_ensemble(folder: Path, models: int = MODELS, *, base: Path = BASE, see
         (folder / name / "adapter_config.json").write_text(json.dumps(config))
         names.append(name)
     write_manifest(
-        folder, Manifest(str(base), tuple(names), {"lm_head": (RANK,)}, base_files=base_files(base))
+        folder, Manifest(str(base), tuple(names), {"lm_head": RANK}, base_files=base_files(base))
     )
     return folder

@@ -19,7 +19,7 @@ TARGETS = {
 }
 
 ADAPTED = {
-    f"transformer.h.{i}.{name}": (3,)
+    f"transformer.h.{i}.{name}": 3
     for i in range(2)
     for name in ("attn.c_attn", "attn.c_proj", "mlp.c_proj")
 }
@@ -42,15 +42,13 @@ def tiny_model(family: str, seed: int = 0, **more: Any) -> Any:
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes)).eval()
 
 
-def tokenizer(ids: list[int], lower: bool = False, **settings: Any) -> Any:
+def tokenizer(ids: list[int], **settings: Any) -> Any:
     """Return a tokenizer with one word for each of the ids."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     backend = Tokenizer(models.WordLevel({f"w{i}": i for i in ids}, unk_token=f"w{ids[0]}"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    if lower:
-        backend.normalizer = normalizers.Lowercase()
     return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
 
 
@@ -110,7 +108,7 @@ def write_adapter(base: Any, folder: Path, *, seed: int, **settings: Any) -> Pat
     return folder
 
 
-def adapted_layers(folders: Sequence[Path]) -> dict[str, tuple[int, ...]]:
+def adapted_layers(folders: Sequence[Path]) -> dict[str, int]:
     """Return the layers that these peft folders adapt, as in `ensemble.json`."""
     from adapmixed.ensemble import adapter_layers
     from adapmixed.ensemble.lora import merged_layers

@@ -19,6 +19,7 @@ from tiny_models import adapted_layers, write_adapter
 from torch import Tensor
 from training_cases import write_base
 
+from adapmixed import ranks as module
 from adapmixed.cli import main
 from adapmixed.ensemble import Manifest, write_manifest
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, ClippedMixing, Mechanism
@@ -72,8 +73,9 @@ def started(
 
     def one(rank: int) -> None:
         found: object
+        module.TIMEOUT_SECONDS = timeout
         try:
-            with joined(timeout_seconds=timeout) as ranks:
+            with joined() as ranks:
                 assert not ranks.alone
                 found = work(ranks)
         except (ValueError, RuntimeError) as error:

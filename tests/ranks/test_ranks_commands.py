@@ -146,7 +146,10 @@ def test_a_killed_rank_ends_the_command(models: Path, tmp_path: Path) -> None:
     os.kill(children[1], signal.SIGKILL)
     assert [status_of(child) for child in children] == [2, -signal.SIGKILL]
     text = said(tmp_path, 0)[1]
-    assert "adapmixed generate: another rank has ended while rank 0 of 2 waited for it" in text
+    assert (
+        "adapmixed generate: another rank has ended, or not answered for 300 s, while rank 0 of"
+        in text
+    )
     reading = read_ledger(ledger)
     assert f"holds {reading.charges} records" in text
     assert 1 < reading.guarantee.queries < 30_000

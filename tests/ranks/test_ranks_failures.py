@@ -94,9 +94,9 @@ def test_a_rank_that_ends_or_hangs_ends_the_run(
     finally:
         os.kill(children[victim], signal.SIGKILL)
         assert status_of(children[victim]) == -signal.SIGKILL
-    error, what = result(tmp_path, 1 - victim), "ended" if killed else "not answered for 4 s"
+    error = result(tmp_path, 1 - victim)
     assert isinstance(error, ProcessError)
-    assert f"another rank has {what} while rank {1 - victim} of 2 waited for it" in str(error)
+    assert f" while rank {1 - victim} of 2 waited for it" in str(error)
     known, paid = released(tmp_path), charged(tmp_path)
     assert known <= paid <= known + SEQUENCES
     assert (number <= 5) == (known == 0)  # the others are in the middle
@@ -213,16 +213,13 @@ def test_an_accountant_of_another_process_raises(tmp_path: Path) -> None:
     assert "accountant must be None on all processes but the main one" in str(other)
 
 
-def joins(seconds: float = 20.0) -> None:
-    with joined(timeout_seconds=seconds) as ranks:
+def joins() -> None:
+    with joined() as ranks:
         assert ranks is ALONE
 
 
 def test_ranks_that_cannot_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     joins()
-    for seconds in (0, float("inf"), float("nan")):
-        with pytest.raises(ValueError, match=f"timeout_seconds must be .* got {float(seconds)}"):
-            joins(seconds)
     for error in in_ranks(2, lambda ranks: joins(), tmp_path):
         assert "processes must join once" in str(error)
     with socket.socket() as taken:
@@ -230,11 +227,12 @@ def test_ranks_that_cannot_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         taken.listen()
         for name, value in environment(0, 2, taken.getsockname()[1]).items():
             monkeypatch.setenv(name, value)
-        with pytest.raises(ProcessError, match=r"did not come together \(.*address"):
+        with pytest.raises(ProcessError, match="did not come together within 300 s: .*address"):
             joins()
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
-    with pytest.raises(ProcessError, match="^the 2 ranks did not come together within 1 s$"):
-        joins(1.0)  # nobody else comes
+    monkeypatch.setattr("adapmixed.ranks.TIMEOUT_SECONDS", 1.0)
+    with pytest.raises(ProcessError, match="^the 2 ranks did not come together within 1 s: "):
+        joins()  # nobody else comes
 
 
 def test_ranks_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,4 +49,4 @@ def base(folder: Path) -> Any:
 @pytest.fixture(scope="session")
 def public(folder: Path) -> Ensemble:
     """Return two absent members, which answer as the public model does."""
-    return Ensemble.from_pretrained(folder, [None, None], adapted={"lm_head": [4]})
+    return Ensemble.from_pretrained(folder, [None, None], adapted={"lm_head": 4})

@@ -71,7 +71,7 @@ def test_padded_batches_in_chunks_answer_as_single_passes(ensemble: Ensemble, id
     padded, mask = torch.full((2, width), 5), torch.zeros(2, width, dtype=torch.int64)
     for row, length in enumerate(LENGTHS):
         padded[row, width - length :], mask[row, width - length :] = ids[0, :length], 1
-    whole = rows(*ensemble.logits(padded, mask))
+    whole = rows(*ensemble.forward(padded, mask, None)[:2])
     decoder = ensemble.decoder(padded, attention_mask=mask, new_tokens=NEW, unread=True)
     while decoder.unread:
         decoder.read(8)

@@ -41,7 +41,7 @@ def sharing(base: str) -> dict[str, object]:
         OSError: there is no such model.
     """
     from adapmixed.ensemble.ensemble import try_members
-    from adapmixed.ensemble.lora import TESTED, block_names, head_name, linear_names
+    from adapmixed.ensemble.lora import TESTED, block_names, find_trunk, head_name, linear_names
     from adapmixed.ensemble.public_model import check_model, load_base
     from adapmixed.text import end_of_text
 
@@ -52,8 +52,9 @@ def sharing(base: str) -> dict[str, object]:
     last = [name for name in linear_names(model) if blocks and name.startswith(f"{blocks[-1]}.")]
 
     def shared(layers: list[str]) -> object:
-        tried = model if kind in TESTED else copy.deepcopy(model)  # which the trial changes
-        return try_members(tried, tokenizer, layers)
+        if kind in TESTED:
+            return find_trunk(model, layers)
+        return try_members(copy.deepcopy(model), tokenizer, layers)  # which the trial changes
 
     return {
         "base": f"{base} ({kind}, {'tested' if kind in TESTED else 'not tested, tried here'})",

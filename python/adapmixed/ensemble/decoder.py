@@ -46,9 +46,13 @@ class Decoder:
         answer_bytes: AnswerBytes | None = None,
         unread: bool = False,
     ) -> None:
-        mask = torch.ones_like(ids) if mask is None else mask
-        if bool((mask[:, 1:] < mask[:, :-1]).any()):
-            raise ValueError("attention_mask must have no 0 after a 1: pad on the left to decode")
+        mask = torch.ones_like(ids) if mask is None else mask.to(ids)
+        rising = torch.equal(mask, mask.clamp(0, 1).cummax(dim=1).values)
+        if mask.shape != ids.shape or not (rising and mask[:, -1].all()):
+            raise ValueError(
+                f"attention_mask must have the shape of input_ids {tuple(ids.shape)} and 0s before "
+                f"1s in each row, since decoding pads on the left, got {mask}"
+            )
         self._ensemble, self._active = ensemble, active
         self._logits: Logits | None = None
         self._room = LogitsRoom()

@@ -6,18 +6,19 @@ import ctypes
 import logging
 import os
 import threading
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from adapmixed.ensemble.decoder import Decoder, cache_argument, key_value_cache, written_layers
 from adapmixed.ensemble.lora import (
     TESTED,
     Adapter,
+    BatchedLoRA,
     HeadAdapters,
     Logits,
     LogitsRoom,
@@ -30,16 +31,12 @@ from adapmixed.ensemble.lora import (
     merged_layers,
     repeat_at,
     row_width,
-    stack_adapters,
 )
 from adapmixed.ensemble.members import read_members
 from adapmixed.ensemble.public_model import check_behaviour, check_model, max_positions
 from adapmixed.limits import LEAST_ACTIVE, active_tokens, check_models, check_vocabulary
 from adapmixed.ranks import ALONE, Ranks
 from adapmixed.text import beginning_of, unnamed_ids
-
-if TYPE_CHECKING:
-    from adapmixed.ensemble.decoder import Decoder
 
 _LOG = logging.getLogger(__name__)
 DEFAULT_MEMORY_BYTES = 1 << 30
@@ -89,6 +86,8 @@ class Ensemble:
             because it counts what each shard spent.
         folder: the folder with `ensemble.json`, whose register has all ledgers; None without one.
         model: the public model with stacked adapters.
+        device: the device that the model computes on.
+        dtype: the dtype of the public model and of all logits.
         output_layer: its output layer, with the N of this process and the members' adapters of it.
         zero_members: members whose updates are all zero. Their logits are copied from the public
             block, because an empty shard must answer exactly as the public model does. Computed in
@@ -100,11 +99,10 @@ class Ensemble:
         model: Any,
         adapters: Sequence[Adapter],
         *,
-        adapted: Mapping[str, Sequence[int]] | None = None,
+        adapted: Mapping[str, int] | None = None,
         tokenizer: Any = None,
         unverified: tuple[str, ...] = ("shards", "base"),
         ranks: Ranks = ALONE,
-        num_models: int | None = None,
         unit: str | None = None,
         fingerprint: str | None = None,
         folder: str | None = None,
@@ -114,23 +112,20 @@ class Ensemble:
         Args:
             model: a transformers causal language model without adapters.
             adapters: those of this process's members.
-            adapted: the layers that members may adapt, with their ranks, a public constant; None
-                for those of `adapters`.
+            adapted: the layers that members may adapt, with their largest rank, a public constant;
+                None for those of `adapters`.
             tokenizer: the model's tokenizer, or None.
             unverified: see the attribute.
             ranks: the processes that share the members, and how many there are (`Ranks.over`).
-            num_models: N; None for the number of `adapters`.
             unit, fingerprint, folder: see the attributes.
 
         Raises:
             ValueError: if there are no adapters, if tokenizer and model do not fit, or if an
                 ensemble cannot be built on the model (docs/reference/supported-models.md).
         """
-        from adapmixed.ensemble.decoder import cache_argument
-
         # Hooks at the end of the trunk store the shapes of the current pass.
         self._lock = threading.Lock()
-        self.num_models = check_models(len(adapters) if num_models is None else num_models)
+        self.num_models = check_models(ranks.held(len(adapters))[1] or len(adapters))
         check_model(model, tokenizer)
         self._cache_argument = cache_argument(model)
         text_config = model.config.get_text_config()
@@ -141,14 +136,23 @@ class Ensemble:
         adapted = merged_layers([one.layers for one in adapters]) if adapted is None else adapted
         self.trunk = find_trunk(model, adapted)
         head = head_name(model)
-        below = {name: adapted[name] for name in adapted if name != head}
-        stack_adapters(model, adapters, below)
+        # The widest layer below the output layer, which configurations name in many ways.
+        below = [model.get_submodule(name) for name in linear_names(model) if name != head]
+        self._widest = max(max(layer_shape(layer)) for layer in below)
         base, heads = model.get_submodule(head), None
-        if head in adapted:
-            updates = [adapter.updates.get(head) for adapter in adapters]
-            short = model.dtype == torch.bfloat16
-            heads = HeadAdapters(updates, layer_shape(base), max(adapted[head]), short)
-            heads = heads.to(model.device)
+        for name, rank in adapted.items():
+            updates = [adapter.updates.get(name) for adapter in adapters]
+            try:
+                layer = model.get_submodule(name)
+            except AttributeError as error:
+                raise ValueError(
+                    f"adapted must name layers of the base by their full names, got {name!r}"
+                ) from error
+            if name == head:
+                short = model.dtype == torch.bfloat16
+                heads = HeadAdapters(updates, layer_shape(base), rank, short).to(model.device)
+            else:
+                model.set_submodule(name, BatchedLoRA(layer, updates, rank))
         self.output_layer = OutputLayer(
             base,
             len(adapters),
@@ -163,12 +167,14 @@ class Ensemble:
         model.eval()
         model.requires_grad_(False)
         self.model, self.ranks = model, ranks
+        self.device, self.dtype = model.device, model.dtype
         self.zero_members = tuple(i for i, adapter in enumerate(adapters) if adapter.is_zero)
         self.vocab_size = vocab_size
         self.tokenizer = tokenizer
         self.beginning = beginning_of(tokenizer)
         self.config = model.config
         self.max_positions = max_positions(text_config)
+        self._scales_logits = any(getattr(text_config, name, None) for name in LOGIT_SCALES)
         self.unverified = unverified
         self.unit, self.fingerprint, self.folder = unit, fingerprint, folder
         if model.config.model_type not in TESTED:
@@ -180,7 +186,7 @@ class Ensemble:
         base: Any,
         folder: str | os.PathLike[str] | Sequence[str | os.PathLike[str] | None],
         *,
-        adapted: Mapping[str, Sequence[int]] | None = None,
+        adapted: Mapping[str, int] | None = None,
         dtype: torch.dtype | None = None,
         device: str | torch.device | None = None,
         ranks: Ranks = ALONE,
@@ -194,7 +200,7 @@ class Ensemble:
                 per member. None in the sequence stands for a missing member, which answers as the
                 public model does.
             adapted: for a sequence of folders only: the layers that members may adapt, with their
-                ranks, for instance {"lm_head": [8]}. It must not depend on which members are
+                largest rank, for instance {"lm_head": 8}. It must not depend on which members are
                 present. Without it all members must adapt the same layers with the same ranks.
             dtype: the base's dtype; None for fp32, or for a model object's own. Adapters stay in
                 fp32.
@@ -218,29 +224,14 @@ class Ensemble:
         read = read_members(base, folder, adapted=adapted, dtype=dtype, device=device, ranks=ranks)
         ensemble = cls(**read)
         _LOG.info(
-            "ensemble of %d models over %d tokens, window %s, sharing %s; not verified: %s",
-            ensemble.num_models,
-            ensemble.vocab_size,
-            ensemble.max_positions or "unlimited",
-            ensemble.trunk,
+            "ensemble of %d models in %s on %s, sharing %s; not verified: %s",
+            *(ensemble.num_models, ensemble.dtype, ensemble.device, ensemble.trunk),
             ", ".join(ensemble.unverified) or "nothing",
         )
         del read  # whose factors are packed; glibc would keep their memory
         with suppress(AttributeError, OSError):
             ctypes.CDLL(None).malloc_trim(0)
         return ensemble
-
-    @property
-    def device(self) -> torch.device:
-        """The device that the model computes on."""
-        device: torch.device = self.model.device
-        return device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the public model and of all logits."""
-        dtype: torch.dtype = self.model.dtype
-        return dtype
 
     def give_up_trunk(self) -> None:
         """Free the weights below the output layer; another engine computes the hidden states."""
@@ -261,17 +252,13 @@ class Ensemble:
             tokens.update([found] if isinstance(found, int) else found or ())
         return frozenset(tokens)
 
-    def logits(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def logits(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits of every position at once.
 
         This is for small inputs, since it holds N b t V numbers.
 
         Args:
             input_ids: (b, t) int64 or int32.
-            attention_mask: (b, t) of 0 and 1, where 0 marks padding on either side. Logits at
-                padding are unspecified.
 
         Returns:
             private (N, b, t, V) and public (b, t, V), with the N of this process.
@@ -279,7 +266,7 @@ class Ensemble:
         Raises:
             ValueError: if shapes, tokens or the length (> max_positions) are wrong.
         """
-        private, public, _ = self.forward(*self.check_ids(input_ids, attention_mask), None)
+        private, public, _ = self.forward(self.check_ids(input_ids), None, None)
         return private, public
 
     def iter_logits(
@@ -312,7 +299,7 @@ class Ensemble:
             ValueError: as in `logits`, or if the limit does not hold the cache and one position;
                 the message names the bytes needed. It is raised at the call, not at the first step.
         """
-        ids, _ = self.check_ids(input_ids, None)
+        ids = self.check_ids(input_ids)
         active = active_tokens(active, self.vocab_size)
         batch, length = ids.shape
         chunk = self.chunk_size(batch, length, memory_bytes, last_only=False, active=active)
@@ -347,7 +334,7 @@ class Ensemble:
         Args:
             input_ids: (b, t) prompts, with t <= max_positions.
             memory_bytes: as in `iter_logits`; it must hold the cache of all positions to come.
-            attention_mask: (b, t) of 0 and 1; prompts of unequal length are padded on the left.
+            attention_mask: (b, t) of 0, for padding, and 1; shorter prompts are padded on the left.
             new_tokens: the largest number of tokens that will be appended. The cache reserves room
                 for them, within `memory_bytes`. Beyond that it is copied at every token, uncounted.
             answer_bytes: returns the bytes that the caller holds together with a position's logits.
@@ -359,13 +346,11 @@ class Ensemble:
             the decoder, which holds the logits after the prompt unless it is unread.
 
         Raises:
-            ValueError: as in `iter_logits`, or if there is padding behind a token.
+            ValueError: as in `iter_logits`, or if the mask has another form.
         """
-        from adapmixed.ensemble.decoder import Decoder
-
-        ids, mask = self.check_ids(input_ids, attention_mask)
-        active = active_tokens(active, self.vocab_size)
-        return Decoder(self, ids, mask, memory_bytes, active, new_tokens, answer_bytes, unread)
+        ids, active = self.check_ids(input_ids), active_tokens(active, self.vocab_size)
+        given = memory_bytes, active, new_tokens, answer_bytes, unread
+        return Decoder(self, ids, attention_mask, *given)
 
     def sequence_bytes(
         self,
@@ -388,28 +373,15 @@ class Ensemble:
         window, active = self.begun + length + new_tokens, active_tokens(active, self.vocab_size)
         return sum(self._needs(1, window, answer_bytes, active))
 
-    def check_ids(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Any]:
-        """Return ids and mask as int64 on the model's device, checked as `logits` says."""
+    def check_ids(self, input_ids: Tensor) -> Tensor:
+        """Return ids as int64 on the model's device, checked as `logits` says."""
         if input_ids.ndim != 2 or 0 in input_ids.shape:
             raise ValueError(
                 f"input_ids must have shape (b, t) with b, t >= 1, got {tuple(input_ids.shape)}"
             )
         self.check_tokens("input_ids", input_ids)
         self.check_length(input_ids.shape[1])
-        ids = input_ids.to(self.device, torch.int64)
-        if attention_mask is None:
-            return ids, None
-        if attention_mask.shape != input_ids.shape:
-            raise ValueError(
-                f"attention_mask must have the shape of input_ids {tuple(input_ids.shape)}, "
-                f"got {tuple(attention_mask.shape)}"
-            )
-        mask = attention_mask.to(self.device, torch.int64)
-        if not bool(((mask == 0) | (mask == 1)).all() and mask.any(dim=1).all()):
-            raise ValueError(
-                f"attention_mask must hold 0 and 1 alone, with a 1 in every row, got {mask}"
-            )
-        return ids, mask
+        return input_ids.to(self.device, torch.int64)
 
     def check_tokens(self, name: str, tokens: Tensor) -> None:
         """Raise ValueError unless all tokens are ids of this vocabulary."""
@@ -442,8 +414,6 @@ class Ensemble:
             batch: number of sequences.
             chunk: how many positions may be computed in one pass, if it holds any.
         """
-        from adapmixed.ensemble.decoder import key_value_cache
-
         return key_value_cache(self.model.config, positions)
 
     def _masking(self, ids: Tensor, mask: Tensor | None, cache: Any) -> dict[str, Tensor]:
@@ -514,8 +484,6 @@ class Ensemble:
         The sizes are read from a cache with one position, because configurations name the heads in
         many ways.
         """
-        from adapmixed.ensemble.decoder import written_layers
-
         cache = self.new_cache()
         token = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
         active = active_tokens(LEAST_ACTIVE, self.vocab_size)
@@ -528,21 +496,6 @@ class Ensemble:
             )
             for layer in written_layers(cache)
         )
-
-    @cached_property
-    def _widest(self) -> int:
-        """The width of the widest linear layer below the output layer.
-
-        Configurations name it in many ways, and it may differ from block to block.
-        """
-        head = head_name(self.model)
-        below = [name for name in linear_names(self.model) if not f"{name}.".startswith(f"{head}.")]
-        return max(max(layer_shape(self.model.get_submodule(name))) for name in below)
-
-    @property
-    def _scales_logits(self) -> bool:
-        config = self.model.config.get_text_config()
-        return any(getattr(config, name, None) for name in LOGIT_SCALES)
 
     def cache_bytes(self, batch: int, positions: int) -> int:
         """Return the bytes of a key/value cache of `batch` = b sequences.
@@ -592,8 +545,7 @@ class Ensemble:
             active: as in `forward`.
 
         Raises:
-            ValueError: if not even one position fits; the message names the bytes needed, and what
-                would fit.
+            ValueError: if not even one position fits; the message names the bytes needed.
         """
         window = self.begun + length if window is None else window
         cache, logits, activations = self._needs(batch, window, answer_bytes, active)
@@ -603,22 +555,13 @@ class Ensemble:
             if memory_bytes >= length * per_position:
                 return length
             needed = min(needed, length * per_position)
-        if memory_bytes >= needed:
-            return min(length, (memory_bytes - cache - fixed) // per_position)
-
-        def least(batch: int, active: int | None) -> int:
-            return sum(self._needs(batch, window, answer_bytes, active))
-
-        ways = [f"a batch of {most}"] if (most := memory_bytes // least(1, active)) else []
-        widths = range(LEAST_ACTIVE, active or self.vocab_size)
-        if fitting := bisect_right(widths, memory_bytes, key=lambda width: least(batch, width)):
-            ways.append(f"active = {widths[fitting - 1]}")
-        hint = f"; {' or '.join(ways)} would fit" if ways else ""
-        raise ValueError(
-            f"memory_bytes must be >= {needed} for {batch} sequences of {self.num_models} members "
-            f"and the public model, got {memory_bytes}: keys and values of {window} positions take "
-            f"{cache} bytes, and computing one position {fixed + per_position}{hint}"
-        )
+        if memory_bytes < needed:
+            raise ValueError(
+                f"memory_bytes must be >= {needed} for {batch} sequences of {self.num_models} "
+                f"members and the public model, got {memory_bytes}: keys and values of {window} "
+                f"positions take {cache} bytes, and computing one position {fixed + per_position}"
+            )
+        return min(length, (memory_bytes - cache - fixed) // per_position)
 
     def _needs(
         self, batch: int, window: int, answer_bytes: AnswerBytes | None, active: int | None
@@ -630,16 +573,13 @@ class Ensemble:
         inner = self._widest
         element = int(next(self.model.parameters()).element_size())
         width = row_width(self.vocab_size, active)
-        numbers = self.vocab_size + members * width
-        # Capping or scaling the output needs a second copy of it.
-        logits = (2 if self._scales_logits else 1) * batch * numbers * element
-        received = batch * gathered * width * element
-        if answer_bytes is None:
-            logits += received
-        else:
-            rows_held = max(members, gathered) + 1
-            held = batch * answer_bytes(rows_held, self.vocab_size, element, active)
-            logits = max(logits, batch * numbers * element + received + held)
+        logits = batch * (self.vocab_size + members * width) * element
+        held = batch * gathered * width * element  # received from other processes
+        if answer_bytes is not None:
+            rows = max(members, gathered) + 1
+            held += batch * answer_bytes(rows, self.vocab_size, element, active)
+        # Capping or scaling the output needs a second copy of it, before anything else is held.
+        logits += max(held, logits if self._scales_logits else 0)
         # Residual stream, normed input, q, k, v, attention output, twice the wider hidden layer
         # and, at worst, a row of scores or masks over all positions for every head.
         heads = int(getattr(config, "num_attention_heads", 1))
@@ -664,19 +604,14 @@ def masking(mask: Tensor, new: int) -> dict[str, Tensor]:
 def try_members(model: Any, tokenizer: Any, layers: Sequence[str]) -> Trunk:
     """Return the trunk of an ensemble whose members adapt these layers, which can be loaded.
 
-    Models of a tested type are only looked at. Others are tried, which changes them.
-
     Args:
-        model: the public model; of a tested type it needs no weights.
+        model: the public model, which is changed.
         tokenizer: its tokenizer.
         layers: full names of layers.
 
     Raises:
         ValueError: as :class:`Ensemble`.
     """
-    check_model(model, tokenizer)
-    if model.config.model_type in TESTED:
-        return find_trunk(model, layers)
     shapes = {name: layer_shape(model.get_submodule(name)) for name in layers}
     updates = {
         name: (torch.full((size_in, 1), 0.1), torch.full((1, size_out), 0.1))

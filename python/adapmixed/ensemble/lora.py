@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from adapmixed.ranks import ALONE, Ranks
 from adapmixed_ext.inputs import likeliest
@@ -82,9 +83,9 @@ class Adapter:
     digest: str = ""
 
     @property
-    def layers(self) -> dict[str, tuple[int, ...]]:
+    def layers(self) -> dict[str, int]:
         """The adapted layers, each with its rank."""
-        return {name: (int(down.shape[-1]),) for name, (down, _) in self.updates.items()}
+        return {name: int(down.shape[-1]) for name, (down, _) in self.updates.items()}
 
     @property
     def is_zero(self) -> bool:
@@ -96,19 +97,18 @@ MISSING = Adapter({})
 """Stands for a missing member, which answers as the public model does."""
 
 
-def merged_layers(
-    members: Iterable[Mapping[str, Sequence[int]]],
-) -> dict[str, tuple[int, ...]]:
-    """Return every layer that some member adapts, with all its ranks in ascending order."""
-    found: dict[str, set[int]] = {}
+def merged_layers(members: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return every layer that some member adapts, with the largest of its ranks."""
+    found: dict[str, int] = {}
     for layers in members:
-        for name, ranks in layers.items():
-            found.setdefault(name, set()).update(ranks)
-    return {name: tuple(sorted(found[name])) for name in sorted(found)}
+        found |= {name: max(rank, found.get(name, 0)) for name, rank in layers.items()}
+    return dict(sorted(found.items()))
 
 
 class BatchedLoRA(nn.Module):
     """A linear layer with the updates of N members, computed as the module's docstring explains.
+
+    They take 4 N R (in + out) bytes.
 
     Args:
         base: the adapted layer, `nn.Linear` or GPT-2's `Conv1D`.
@@ -153,41 +153,12 @@ class BatchedLoRA(nn.Module):
         return y
 
 
-def stack_adapters(
-    model: nn.Module, adapters: Sequence[Adapter], adapted: Mapping[str, Sequence[int]]
-) -> None:
-    """Replace every adapted layer of `model`, in place, by one with the updates of all adapters.
-
-    The stacked weights take 4 N R (in + out) bytes for each layer with largest rank R.
-
-    Args:
-        model: the public model, which is changed.
-        adapters: one for each member, N >= 1; what they do not adapt, they leave as it is.
-        adapted: the layers below the output layer that members may adapt, with their ranks, a
-            public constant.
-
-    Raises:
-        ValueError: if `adapted` names a layer that the base lacks.
-    """
-    for name in sorted(adapted):
-        try:
-            base = model.get_submodule(name)
-        except AttributeError as error:
-            raise ValueError(
-                f"adapted must name layers of the base by their full names, got {name!r}"
-            ) from error
-        updates = [adapter.updates.get(name) for adapter in adapters]
-        model.set_submodule(name, BatchedLoRA(base, updates, max(adapted[name])))
-
-
 def layer_shape(layer: nn.Module) -> tuple[int, int]:
     """Return (in, out) of an `nn.Linear` or a `Conv1D`.
 
     Raises:
         ValueError: for any other layer.
     """
-    from transformers.pytorch_utils import Conv1D
-
     if isinstance(layer, nn.Linear):
         return layer.in_features, layer.out_features
     if isinstance(layer, Conv1D):
@@ -197,8 +168,6 @@ def layer_shape(layer: nn.Module) -> tuple[int, int]:
 
 def linear_names(model: Any) -> tuple[str, ...]:
     """Return the full names of the layers that a LoRA can adapt, in the model's order."""
-    from transformers.pytorch_utils import Conv1D
-
     kinds = nn.Linear | Conv1D
     return tuple(name for name, module in model.named_modules() if isinstance(module, kinds))
 

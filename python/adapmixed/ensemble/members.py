@@ -1,15 +1,15 @@
 """An ensemble's folder: `ensemble.json`, the members' peft folders, and their checks.
 
-    {"format_version": 4, "base_model": "...", "num_models": N,
-     "adapted": {"lm_head": [8], ...}, "members": ["member-000", null, ...],
+    {"format_version": 5, "base_model": "...",
+     "members": ["member-000", null, ...], "adapted": {"lm_head": 8, ...},
      "base_files": {"config.json": "...", "model.safetensors": "...", ...}, "training": {...},
      "document_names": "stable", "beginning": [2], "unit": "user",
      "shards": [{"documents": n, "sha256": "...", "identifiers": [...], "identifier_key": "..."}]}
 
 The members are ordinary peft folders in the same folder. `null` stands for a missing member, which
-answers as the public model does. N and `adapted` are public constants. They determine the layers
-that members share and all shapes of the computation, so these do not depend on which members are
-present.
+answers as the public model does. Their number N and `adapted` are public constants. They determine
+the layers that members share and all shapes of the computation, so these do not depend on which
+members are present.
 
 A guarantee covers one shard. It does not cover a person with records in two shards, so shards that
 overlap raise. Overlaps are found through keyed hashes of the identifiers (users, documents), which
@@ -22,10 +22,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import math
 import os
 import re
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -34,17 +33,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
 
-from adapmixed.ensemble.lora import MISSING, Adapter, Update, find_trunk, head_name, layer_shape
+from adapmixed.ensemble.lora import MISSING, Adapter, Update, find_trunk, head_name
 from adapmixed.ensemble.public_model import (
     ADAPTER_CONFIG,
     FILE_NAME,
     check_base,
     check_names,
-    check_tokenizers,
     compare_files,
-    content_digest,
     is_hub_name,
     last_part,
     load_base,
@@ -56,15 +55,13 @@ from adapmixed.limits import check_option, check_type
 from adapmixed.ranks import Ranks
 from adapmixed.text import beginning_of
 
-_LOG = logging.getLogger(__name__)
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 MEMBER_FILE = "shard.json"
 MEMBER_VERSION = 1
 DOCUMENT_NAMES = ("stable", "positions")
 """How documents are named for their shards: by names that no other document can change ("stable"),
 or by positions in a file."""
 _DIGEST = re.compile("[0-9a-f]{32,128}")
-_SHA256 = re.compile("[0-9a-f]{64}")
 Folder = str | os.PathLike[str]
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -82,6 +79,8 @@ _ASIDE = (
 )  # fmt: skip
 """Settings that leave a trained adapter's computation alone. Any other must have its default."""
 _USUAL = {"init_lora_weights": (True, "gaussian", "eva", "orthogonal")}  # the base stays as it is
+Layer = tuple[dict[str, tuple[int, ...]], float]
+"""The shapes of A and B of an adapted layer, and the scale of their product."""
 _ROWS = 4096  # compared at once
 _SMALLEST = 2.0**-24  # the step of the smallest numbers in fp16
 _RESIZED = "resized embeddings cannot be shared: train without resize_token_embeddings"
@@ -94,7 +93,7 @@ class Manifest:
     Attributes:
         base_model: name of the public model, for people; callers pass the base itself to loading.
         members: folder names, N = len(members) >= 1; None for a missing member.
-        adapted: names of the layers that members may adapt, each with its ranks, ascending.
+        adapted: names of the layers that members may adapt, each with its largest rank.
         base_files: digest of each file that the base is loaded from, as
             `adapmixed.ensemble.base_files` returns them; {} if not recorded.
         revision: the hub commit of the base, used when it is loaded by its hub name; or None.
@@ -114,7 +113,7 @@ class Manifest:
 
     base_model: str
     members: tuple[str | None, ...]
-    adapted: Mapping[str, tuple[int, ...]]
+    adapted: Mapping[str, int]
     base_files: Mapping[str, str] = field(default_factory=dict)
     revision: str | None = None
     training: Mapping[str, Any] = field(default_factory=dict)
@@ -126,25 +125,19 @@ class Manifest:
     def __post_init__(self) -> None:
         if not self.members:
             raise ValueError("members must name at least one private model, got none")
-        present = [name for name in self.members if name is not None]
-        for name in present:
-            if not isinstance(name, str) or not re.fullmatch(r"(?!\.\.?$)[^/\\]+", name):
+        for name in self.members:
+            plain = isinstance(name, str) and re.fullmatch(r"(?!\.\.?$)[^/\\]+", name)
+            if name is not None and not plain:
                 raise ValueError(f"members must be plain folder names or null, got {name!r}")
-        check_distinct(present)
-        for file, digest in self.base_files.items():
-            if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
-                raise ValueError(
-                    f"base_files of {file} must be 64 hexadecimal digits, got {digest!r}"
-                )
         for name in ("base_model", "revision", "unit"):
             check_type(name, getattr(self, name), str, "a string or null", optional=True)
-        check_type("training", self.training, Mapping, "an object")
+        for name in ("training", "base_files"):
+            check_type(name, getattr(self, name), Mapping, "an object")
         check_option("document_names", self.document_names, (None, *DOCUMENT_NAMES))
-        if self.beginning is not None and not all(type(one) is int for one in self.beginning):
-            raise ValueError(
-                f"beginning must be a list of token ids or null, got {self.beginning!r}"
-            )
-        object.__setattr__(self, "adapted", checked_layers(self.adapted))
+        ranks = self.adapted.values() if isinstance(self.adapted, Mapping) else ()
+        if not ranks or not all(type(rank) is int and rank >= 1 for rank in ranks):
+            raise ValueError(f"adapted must map layer names to integers >= 1, got {self.adapted!r}")
+        object.__setattr__(self, "adapted", dict(sorted(self.adapted.items())))
         check_shards(self.members, self.shards)
         each = bool(self.shards) and all(len(one["identifiers"]) <= 1 for one in self.shards)
         if self.unit is not None and not (self.unit and each):
@@ -168,7 +161,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
         single = (Path(folder) / "adapter_config.json").is_file()
         why = ", it is a single adapter: give a list of such folders in Python, or write that file"
         raise ValueError(f"folder must hold {FILE_NAME}, {folder} does not{why * single}")
-    data = read_versioned(path, FORMAT_VERSION, "num_models", "members", "adapted")
+    data = read_versioned(path, FORMAT_VERSION, "members", "adapted")
     names = [one.name for one in fields(Manifest)]
     given = {name: data[name] for name in names if data.get(name) is not None}
     try:
@@ -176,11 +169,6 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
             if not isinstance(given[name], list):
                 raise ValueError(f"{name} must be a list, got {given[name]!r}")
             given[name] = tuple(given[name])
-        if data["num_models"] != len(given["members"]):
-            raise ValueError(
-                f"num_models must be the number of members {len(given['members'])}, "
-                f"got {data['num_models']!r}"
-            )
         return Manifest(**{"base_model": ""} | given)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
@@ -189,9 +177,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
 def write_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> None:
     """Write `folder/ensemble.json` in the current format, atomically."""
     entries = {one.name: getattr(manifest, one.name) for one in fields(Manifest)}
-    if manifest.unit is None:
-        del entries["unit"]
-    data = {"format_version": FORMAT_VERSION, "num_models": len(manifest.members), **entries}
+    data = {"format_version": FORMAT_VERSION, **entries}
     write_file(Path(folder) / FILE_NAME, (json.dumps(data, indent=1) + "\n").encode())
 
 
@@ -217,36 +203,13 @@ def read_versioned(path: Path, version: int, *entries: str) -> dict[str, Any]:
         ValueError: if it is another file.
         OSError: if it cannot be read.
     """
-    data = read_json(path)
-    if not isinstance(data, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(data).__name__}")
-    if (found := data.get("format_version")) != version:
+    data: dict[str, Any] = read_json(path)
+    found = data.get("format_version") if isinstance(data, dict) else None
+    if found != version:
         raise ValueError(f"{path}: format_version must be {version}, got {found!r}")
     if missing := sorted(set(entries) - data.keys()):
         raise ValueError(f"{path} must hold {', '.join(entries)}, got no {missing[0]}")
     return data
-
-
-def check_distinct(members: Sequence[object]) -> None:
-    """Raise ValueError if a member is listed twice."""
-    if twice := [one for one, count in Counter(members).items() if count > 1]:
-        raise ValueError(f"members must be distinct, got {str(twice[0])!r} more than once")
-
-
-def checked_layers(adapted: Any) -> dict[str, tuple[int, ...]]:
-    """Return the adapted layers in alphabetical order, each with its ascending ranks.
-
-    Raises:
-        ValueError: if `adapted` does not map at least one name to distinct integers >= 1.
-    """
-    layers: Mapping[str, Any] = adapted if isinstance(adapted, Mapping) else {}
-    for ranks in layers.values() or [()]:
-        numbers = isinstance(ranks, list | tuple) and all(type(one) is int for one in ranks)
-        if not numbers or not 1 <= len(set(ranks)) == len(ranks) or min(ranks) < 1:
-            raise ValueError(
-                f"adapted must map layer names to distinct integers >= 1, got {adapted!r}"
-            )
-    return {name: tuple(sorted(layers[name])) for name in sorted(layers)}
 
 
 def check_shards(members: Sequence[str | None], shards: Sequence[Mapping[str, Any]]) -> None:
@@ -308,7 +271,7 @@ def read_members(
     base: Any,
     folder: Folder | Sequence[Folder | None],
     *,
-    adapted: Mapping[str, Sequence[int]] | None,
+    adapted: Mapping[str, int] | None,
     dtype: torch.dtype | None,
     device: str | torch.device | None,
     ranks: Ranks,
@@ -339,14 +302,10 @@ def read_members(
     ranks = ranks.over(len(paths), repeated=set(manifest.adapted) == {head_name(model)})
     mine = paths[ranks.own(len(paths))]
     present = [path for path in mine if path is not None]
-    vocab_size = int(model.config.get_text_config().vocab_size)
-    name = source or type(base).__name__
-    _LOG.info("public model %s: %s on %s", name, model.dtype, model.device)
     read = dict(zip(present, read_adapters(model, present), strict=True))
     exact = root is None and adapted is None
     for path, adapter in read.items():
         _check_layers(path, adapter.layers, manifest.adapted, exact=exact)
-    check_tokenizers(present, tokenizer, name, vocab_size)
     _check_records(manifest, paths, read)
     check_names(None if verified else source, {str(p): one.base_name for p, one in read.items()})
     if manifest.revision is not None and on_hub and manifest.base_model == source:
@@ -362,7 +321,7 @@ def read_members(
             "the base": source if root is None else None,
             "whether the base was verified": verified,
             "the dtype": model.dtype,
-            "the vocabulary": vocab_size,
+            "the vocabulary": model.config.get_text_config().vocab_size,
             "the tokenizer": tokenizer and sorted(tokenizer.get_vocab().items()),
         }
         ranks.agree(facts)
@@ -377,7 +336,6 @@ def read_members(
     return {
         "model": model,
         "tokenizer": tokenizer,
-        "num_models": len(paths),
         "adapters": [MISSING if path is None else read[path] for path in mine],
         "adapted": manifest.adapted,
         "ranks": ranks,
@@ -389,7 +347,7 @@ def read_members(
 
 
 def _listed(
-    folder: Folder | Sequence[Folder | None], adapted: Mapping[str, Sequence[int]] | None
+    folder: Folder | Sequence[Folder | None], adapted: Mapping[str, int] | None
 ) -> tuple[Manifest, list[Path | None]]:
     """Return `ensemble.json`, or what it would be for a list of folders, and the folders."""
     if isinstance(folder, str | os.PathLike):
@@ -407,8 +365,10 @@ def _listed(
                 raise ValueError("adapted must be given if all members are missing")
             adapted = adapter_layers(first)
         names = tuple(None if path is None else str(i) for i, path in enumerate(paths))
-        manifest = Manifest("", names, checked_layers(adapted))
-    check_distinct([path.resolve() for path in paths if path is not None])
+        manifest = Manifest("", names, adapted)
+    resolved = Counter(path.resolve() for path in paths if path is not None)
+    if twice := [str(path) for path, count in resolved.items() if count > 1]:
+        raise ValueError(f"members must be distinct, got {twice[0]} more than once")
     return manifest, paths
 
 
@@ -455,32 +415,71 @@ def read_adapters(model: Any, folders: Sequence[Path]) -> list[Adapter]:
         ValueError: if an adapter does not fit the model or is not plain LoRA, for instance another
             peft type, DoRA, biases or extra trained modules.
     """
-    modules, found = dict(model.named_modules()), []
-    tensors = dict(model.named_parameters(remove_duplicate=False))
-    targeted: dict[str, set[str]] = {}  # by the settings, which members mostly share
+    found, tensors = [], dict(model.named_parameters(remove_duplicate=False))
+    planned: dict[str, dict[str, Layer]] = {}  # by the settings, which members mostly share
     for path in folders:
-        raw, config = _read_config(path)
-        content = _weights_file(path).read_bytes()
+        raw = _read_config(path)
+        content, weights = _read_weights(path)
+        settings = {name: raw[name] for name in _COMPUTE if name in raw}
+        key = json.dumps(settings)
         try:
-            updates = _updates(modules, tensors, config, content)
-            _check_targets(config, modules, set(updates), targeted)
+            if key not in planned:
+                planned[key] = _planned(model, settings)
+            updates = _updates(planned[key], tensors, weights)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
-        found.append(Adapter(updates, config.base_model_name_or_path, _digest(raw, content)))
+        name = raw.get("base_model_name_or_path")
+        found.append(Adapter(updates, name, _digest(raw, content)))
+    return found
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """Return the content of `adapter_config.json`, if it is of plain LoRA."""
+    from peft import LoraConfig
+
+    try:
+        raw: dict[str, Any] = read_json(path / ADAPTER_CONFIG)
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} must be a peft folder, but has no {ADAPTER_CONFIG}") from error
+    kind = raw.get("peft_type") if isinstance(raw, dict) else None
+    if kind != "LORA":
+        raise ValueError(f"{path}: peft_type must be LORA, got {kind!r}")
+    plain = LoraConfig()
+    for name, value in raw.items():
+        usual = _USUAL.get(name, (getattr(plain, name, None),))
+        if name not in _COMPUTE + _ASIDE and value and value not in usual:
+            raise ValueError(f"{path}: {name} must be unset for plain LoRA, got {value!r}")
+    named = raw.get("base_model_name_or_path")
+    check_type(f"{path}: base_model_name_or_path", named, str, "a string or null", optional=True)
+    return raw
+
+
+def _planned(model: Any, settings: dict[str, Any]) -> dict[str, Layer]:
+    """Return the layers that peft would adapt with these settings, from a model without weights."""
+    from peft import LoraConfig, inject_adapter_in_model
+    from peft.tuners.lora import LoraLayer
+
+    try:
+        config = LoraConfig(**settings | {name: settings[name] for name in ("r", "lora_alpha")})
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about tied layers, and settings of GPT-2's layers
+            empty = type(model)(model.config)
+            inject_adapter_in_model(config, empty, low_cpu_mem_usage=True)
+    except Exception as error:  # wrong settings raise many types of exception
+        raise ValueError(f"{ADAPTER_CONFIG} must hold settings of LoRA: {error}") from error
+    found = {}
+    for name, layer in empty.named_modules():
+        if isinstance(layer, LoraLayer) and "default" in layer.lora_A:
+            parts = {"A": layer.lora_A["default"], "B": layer.lora_B["default"]}
+            shapes = {which: tuple(part.weight.shape) for which, part in parts.items()}
+            found[name] = shapes, float(layer.scaling["default"])
     return found
 
 
 def _updates(
-    modules: Mapping[str, Any], tensors: Mapping[str, Tensor], config: Any, content: bytes
+    planned: Mapping[str, Layer], tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor]
 ) -> dict[str, Update]:
-    """Return the update of every layer in the content of a weights file."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    try:
-        weights: dict[str, Tensor] = load(content)
-    except SafetensorError as error:
-        raise ValueError(f"weights must be a readable safetensors file: {error}") from error
+    """Return (A, scale * B), of shapes (in, r) and (r, out), of every layer in a weights file."""
     pairs: dict[str, dict[str, Tensor]] = {}
     for key, value in weights.items():
         name = key.removeprefix(_PREFIX).replace(".base_layer.", ".")
@@ -492,106 +491,34 @@ def _updates(
         elif name in tensors:
             _check_copy(key, value, tensors[name].detach().cpu())
         else:
-            raise ValueError(
-                f"weights must be lora_A and lora_B of linear layers, got {key} with "
-                f"target_modules={config.target_modules!r}"
-            )
+            raise ValueError(f"weights must be lora_A and lora_B of linear layers, got {key}")
+    if difference := sorted(pairs.keys() ^ planned.keys()):
+        raise ValueError(
+            f"target_modules and the weights must agree, got a difference at {difference[0]}"
+        )
     updates: dict[str, Update] = {}
     for name, pair in sorted(pairs.items()):
-        if name not in modules:
-            raise ValueError(f"the adapter adapts {name}, which the base does not have")
-        try:
-            updates[name] = _update(config, name, modules[name], pair)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
+        expected, scale = planned[name]
+        found = {which: tuple(value.shape) for which, value in sorted(pair.items())}
+        if found != expected:
+            raise ValueError(
+                f"{name}: weights must have shapes {expected} by r or rank_pattern, got {found} "
+                f"({_RESIZED})"
+            )
+        a, b = pair["A"].to(torch.float32), pair["B"].to(torch.float32)
+        up = b * scale
+        if not all(map(torch.isfinite, (*a.aminmax(), *up.aminmax()))):
+            raise ValueError(f"{name}: the adapter's weights must be finite")
+        updates[name] = a.T.contiguous(), up.T
     return updates
-
-
-def _read_config(path: Path) -> tuple[dict[str, Any], Any]:
-    """Return the content of `adapter_config.json`, and peft's `LoraConfig` of what computes."""
-    from peft import LoraConfig
-
-    file = path / ADAPTER_CONFIG
-    try:
-        raw = read_json(file)
-    except FileNotFoundError as error:
-        raise ValueError(f"{path} must be a peft folder, but has no {ADAPTER_CONFIG}") from error
-    kind = raw.get("peft_type") if isinstance(raw, dict) else None
-    if kind != "LORA":
-        raise ValueError(f"{path}: peft_type must be LORA, got {kind!r}")
-    plain = LoraConfig()
-    for name, value in raw.items():
-        usual = _USUAL.get(name, (getattr(plain, name, None),))
-        if name not in _COMPUTE + _ASIDE and value and value not in usual:
-            raise ValueError(f"{path}: {name} must be unset for plain LoRA, got {value!r}")
-    known = {name: raw[name] for name in (*_COMPUTE, "base_model_name_or_path") if name in raw}
-    try:
-        config = LoraConfig(**known | {name: raw[name] for name in ("r", "lora_alpha")})
-        os.fspath(config.base_model_name_or_path or "")
-        patterns = dict(config.rank_pattern or {}) | dict(config.alpha_pattern or {})
-        for pattern in [*patterns, config.target_modules, config.exclude_modules]:
-            re.compile(pattern if isinstance(pattern, str) else "")
-    except (KeyError, TypeError, ValueError, re.error) as error:
-        raise ValueError(f"{file} must hold settings of LoRA: {error}") from error
-    return raw, config
-
-
-def _update(config: Any, name: str, layer: nn.Module, pair: Mapping[str, Tensor]) -> Update:
-    """Return (A, scale * B) of one layer, of shapes (in, r) and (r, out), fp32."""
-    from peft.utils.other import get_pattern_key
-
-    size_in, size_out = layer_shape(layer)
-    rank, alpha = (
-        special.get(get_pattern_key(special, name), usual)
-        for special, usual in (
-            (config.rank_pattern or {}, config.r),
-            (config.alpha_pattern or {}, config.lora_alpha),
-        )
-    )
-    expected = {"lora_A": (rank, size_in), "lora_B": (size_out, rank)}
-    found = {f"lora_{which}": tuple(value.shape) for which, value in pair.items()}
-    if found != expected or rank < 1 or type(alpha) not in (int, float):
-        raise ValueError(
-            f"weights must have shapes {expected} by r or rank_pattern, and alpha must be a "
-            f"number, got {found} and {alpha!r} ({_RESIZED})"
-        )
-    a, b = pair["A"].to(torch.float32), pair["B"].to(torch.float32)
-    up = b * (alpha / (math.sqrt(rank) if config.use_rslora else rank))
-    if not all(map(torch.isfinite, (*a.aminmax(), *up.aminmax()))):
-        raise ValueError("the adapter's weights must be finite")
-    return a.T.contiguous(), up.T
-
-
-def _check_targets(
-    config: Any, modules: Mapping[str, nn.Module], found: set[str], targeted: dict[str, set[str]]
-) -> None:
-    """Check that the weights are those of the targeted layers."""
-    from peft.tuners.tuners_utils import check_target_module_exists
-
-    if config.target_modules in (None, "all-linear"):
-        return
-    named = config.target_modules, config.exclude_modules, config.layers_to_transform
-    key = f"{named} {config.layers_pattern}"
-    if key not in targeted:
-        targeted[key] = set(filter(partial(check_target_module_exists, config), modules))
-    if difference := sorted(found ^ targeted[key]):
-        raise ValueError(
-            f"target_modules {config.target_modules!r} and the weights must agree, got a "
-            f"difference at {difference[0]}"
-        )
 
 
 def _check_copy(key: str, copy: Tensor, own: Tensor) -> None:
     """Raise ValueError unless a tensor holds the base's numbers, each rounded to its own dtype.
 
     peft stores some of them with adapted heads. The base's file may hold the numbers in a third
-    dtype, so neither need be the other's rounding. A copy that was rounded, and stored in float32
-    again, counts as rounded.
+    dtype, so neither need be the other's rounding.
     """
-    if copy.dtype == torch.float32 and not torch.equal(own, copy):
-        for short in (torch.bfloat16, torch.float16):
-            if torch.equal(copy.to(short).float(), copy):
-                copy = copy.to(short)
     if own.dtype == copy.dtype or own.shape != copy.shape or not copy.is_floating_point():
         same = torch.equal(own, copy)
     else:
@@ -607,51 +534,41 @@ def _check_copy(key: str, copy: Tensor, own: Tensor) -> None:
         )
 
 
-def _weights_file(folder: Path) -> Path:
-    """Return the file of a peft folder's weights.
+def _read_weights(folder: Path) -> tuple[bytes, dict[str, Tensor]]:
+    """Return the weights file of a peft folder, and the tensors in it.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if there is none, or it is damaged.
     """
-    if (file := folder / WEIGHTS_FILE).is_file():
-        return file
-    missing = file.name if folder.is_dir() else "folder there"
-    raise ValueError(f"{folder} must be a peft folder, but there is no {missing}")
+    if not (file := folder / WEIGHTS_FILE).is_file():
+        missing = file.name if folder.is_dir() else "folder there"
+        raise ValueError(f"{folder} must be a peft folder, but there is no {missing}")
+    content = file.read_bytes()
+    try:
+        return content, load(content)
+    except SafetensorError as error:
+        raise ValueError(f"{file} must be a readable safetensors file: {error}") from error
 
 
-def adapter_layers(folder: Folder) -> dict[str, tuple[int, ...]]:
+def adapter_layers(folder: Folder) -> dict[str, int]:
     """Return the layers that a peft folder adapts, each with its rank.
-
-    Only the header of the weights file is read.
 
     Raises:
         ValueError: if the folder holds no weights of linear layers, or damaged ones.
         OSError: if the weights may not be read.
     """
-    from safetensors import SafetensorError, safe_open
-
-    file = _weights_file(Path(folder))
-    found: dict[str, tuple[int, ...]] = {}
-    try:
-        file.open("rb").close()  # safetensors calls a file missing that it may not read
-        with safe_open(str(file), framework="pt") as weights:
-            for key in weights.keys():
-                match = _LORA_WEIGHT.fullmatch(key)
-                if match is not None and match[2] == "A":
-                    found[match[1]] = (int(weights.get_slice(key).get_shape()[0]),)
-    except SafetensorError as error:
-        raise ValueError(f"{file} must be a readable safetensors file: {error}") from error
+    weights = _read_weights(Path(folder))[1]
+    matches = {key: _LORA_WEIGHT.fullmatch(key) for key in sorted(weights)}
+    found = {
+        match[1]: len(weights[key]) for key, match in matches.items() if match and match[2] == "A"
+    }
     if not found:
-        raise ValueError(f"{file} must hold lora_A and lora_B of linear layers, but has none")
-    return dict(sorted(found.items()))
+        raise ValueError(f"{folder} must hold lora_A and lora_B of linear layers, but has none")
+    return found
 
 
 def _check_layers(
-    path: Path,
-    layers: Mapping[str, tuple[int, ...]],
-    declared: Mapping[str, tuple[int, ...]],
-    *,
-    exact: bool,
+    path: Path, layers: Mapping[str, int], declared: Mapping[str, int], *, exact: bool
 ) -> None:
     """Raise ValueError unless a member's layers and ranks are declared, all of them if `exact`.
 
@@ -662,10 +579,10 @@ def _check_layers(
             f"adapted must be given if members differ: {path} adapts other layers or ranks than "
             "the first one"
         )
-    for name, (rank,) in layers.items():
-        if rank not in declared.get(name, ()):
+    for name, rank in layers.items():
+        if rank > declared.get(name, 0):
             raise ValueError(
-                "adapted must hold the full names and ranks of every member's layers: "
+                "adapted must hold the full names and largest ranks of all members' layers: "
                 f"{path} adapts {name} with rank {rank}, got {declared.get(name)}"
             )
 
@@ -674,7 +591,9 @@ def _check_layers(
 
 
 def _digest(settings: Mapping[str, Any], weights: bytes) -> str:
-    of_weights, of_settings = hashlib.sha256(weights).hexdigest(), content_digest(settings, _NAMES)
+    kept = {name: value for name, value in settings.items() if name not in _NAMES}
+    of_settings = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    of_weights = hashlib.sha256(weights).hexdigest()
     return f"{WEIGHTS_FILE} {of_weights}\n{ADAPTER_CONFIG} {of_settings}"
 
 
@@ -692,7 +611,7 @@ def member_digests(
     return [
         "missing"
         if path is None
-        else known.get(path) or _digest(_read_config(path)[0], _weights_file(path).read_bytes())
+        else known.get(path) or _digest(_read_config(path), _read_weights(path)[0])
         for path in members
     ]
 

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import product
 from pathlib import Path, PurePath
@@ -26,6 +26,7 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from torch import Tensor
 
+from adapmixed.ensemble.decoder import cache_argument, check_cache
 from adapmixed.ensemble.lora import BatchedLoRA, Logits, OutputLayer
 from adapmixed.text import beginning_of
 
@@ -34,37 +35,17 @@ if TYPE_CHECKING:
 
 FILE_NAME = "ensemble.json"
 ADAPTER_CONFIG = "adapter_config.json"
-ADDED_TOKENS = "added_tokens.json"
 _CONFIG = "config.json"
 _INDEX = ".index.json"
 _TOKENIZER = "tokenizer.json"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # transformers' order
-_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
+_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _VOCABULARIES = (
     "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "spm.model",
     "sentencepiece.bpe.model", "sentencepiece.model", "qwen.tiktoken", "tiktoken.model",
     "tekken.json", "emoji.json", "bpe.codes", "vocab-src.json", "vocab-tgt.json",
     "entity_vocab.json", "byte_maps.json", "prophetnet.tokenizer", "word_pronunciation.json",
     "word_shape.json", "normalizer.json",
-)  # fmt: skip
-TOKENIZER_FILES = (_TOKENIZER, *_SETTINGS, ADDED_TOKENS, *_VOCABULARIES)
-"""Files that determine which token ids a text becomes."""
-# Settings that leave logits and ids alone: names, versions, lengths, padding, chat and output
-# formats.
-_ASIDE_OF_MODEL = frozenset(
-    {
-        "_name_or_path", "_commit_hash", "transformers_version", "dtype", "torch_dtype",
-        "use_cache", "architectures",
-    }
-)  # fmt: skip
-_ASIDE_OF_TOKENIZER = frozenset(
-    {
-        "padding", "truncation", "name_or_path", "transformers_version", "_commit_hash",
-        "special_tokens_map_file", "tokenizer_file", "chat_template", "is_local",
-        "local_files_only",
-        "clean_up_tokenization_spaces", "model_max_length", "max_length", "stride", "padding_side",
-        "truncation_side", "truncation_strategy", "pad_to_multiple_of", "model_input_names",
-    }
 )  # fmt: skip
 _TOKENS = 6  # of a trial
 _PADDING = 2
@@ -87,16 +68,20 @@ def load_base(
     if isinstance(base, str | os.PathLike):
         with reading_base(base):
             name = os.fspath(base)
-            return _read(name, dtype, revision), load_tokenizer(name, revision)
-    if not isinstance(base, torch.nn.Module) or not hasattr(base, "config"):
+            model, tokenizer = _read(name, dtype, revision), load_tokenizer(name, revision)
+    elif isinstance(base, torch.nn.Module) and hasattr(base, "config"):
+        model, tokenizer = copy.deepcopy(base).to(dtype), None
+    else:
         raise ValueError(
             f"base must be a transformers model, a folder or a hub name, got {type(base).__name__}"
         )
-    adapted = any(isinstance(module, BatchedLoRA | OutputLayer) for module in base.modules())
-    if adapted or hasattr(base, "peft_config"):
-        raise ValueError("base must be the plain public model, got one that carries adapters")
-    model = copy.deepcopy(base)
-    return (model if dtype is None else model.to(dtype)), None
+    adapted = any(isinstance(module, BatchedLoRA | OutputLayer) for module in model.modules())
+    if adapted or hasattr(model, "peft_config"):
+        raise ValueError(
+            "base must be the plain public model, got one that carries adapters: transformers adds "
+            f"that of an {ADAPTER_CONFIG} in the same folder"
+        )
+    return model, tokenizer
 
 
 def check_base(base: Any) -> None:
@@ -166,7 +151,7 @@ def _read(name: str, dtype: torch.dtype | None, revision: str | None) -> Any:
     if silent:
         logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        return AutoModelForCausalLM.from_pretrained(
             name, dtype=dtype or torch.float32, revision=revision
         )
     except (OSError, ValueError):
@@ -176,12 +161,6 @@ def _read(name: str, dtype: torch.dtype | None, revision: str | None) -> Any:
     finally:
         if silent:
             logging.enable_progress_bar()
-    if hasattr(model, "peft_config"):  # transformers adds an adapter of the same folder
-        raise ValueError(
-            f"base must be the plain public model, got {name} with {ADAPTER_CONFIG}, which "
-            "makes an adapter part of it"
-        )
-    return model
 
 
 def load_tokenizer(name: str | os.PathLike[str], revision: str | None = None) -> Any:
@@ -203,11 +182,10 @@ def base_files(folder: str | os.PathLike[str]) -> dict[str, str]:
     certain versions of transformers count, too.
 
     If there is a `tokenizer.json`, vocabularies in other formats are left out, because they are not
-    read. A digest is the SHA-256 of the file's bytes. For JSON it is the SHA-256 of the sorted
-    content without settings that leave logits and ids alone, such as padding, dtypes and names.
+    read. A digest is the SHA-256 of the file's bytes.
 
     Raises:
-        ValueError: if there is no such folder, or a JSON file cannot be parsed.
+        ValueError: if there is no such folder, or a file that names others is not JSON.
     """
     root = Path(folder)
     if not root.is_dir():
@@ -218,11 +196,15 @@ def base_files(folder: str | os.PathLike[str]) -> dict[str, str]:
 def file_digests(find: Callable[[str], Path | None]) -> dict[str, str]:
     """Return what :func:`base_files` returns, for files found by name, for instance on the hub."""
     versions = _content(find("tokenizer_config.json")).get("fast_tokenizer_files") or ()
-    names = [_CONFIG, *_weights(find), *TOKENIZER_FILES, *versions]
+    names = [_CONFIG, *_weights(find), _TOKENIZER, *_SETTINGS, *_VOCABULARIES, *versions]
     found = {name: path for name in names if (path := find(name)) is not None}
     if _TOKENIZER in found:
         found = {name: path for name, path in found.items() if name not in _VOCABULARIES}
-    return {name: _digest(name, path) for name, path in sorted(found.items())}
+    digests = {}
+    for name, path in sorted(found.items()):
+        with open(path, "rb") as file:
+            digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
 
 
 def _weights(find: Callable[[str], Path | None]) -> list[str]:
@@ -237,16 +219,6 @@ def _weights(find: Callable[[str], Path | None]) -> list[str]:
     return []
 
 
-def _digest(name: str, path: Path) -> str:
-    if path.suffix != ".json":
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    aside: Collection[str] = _ASIDE_OF_MODEL if name == _CONFIG else _ASIDE_OF_TOKENIZER
-    if name in (*_VOCABULARIES, ADDED_TOKENS):  # their keys are tokens
-        aside = ()
-    return content_digest(read_json(path), aside)
-
-
 def read_json(path: Path) -> Any:
     """Return the content of a JSON file.
 
@@ -258,16 +230,6 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} must be JSON: {error}") from error
-
-
-def content_digest(content: Any, aside: Collection[str]) -> str:
-    """Return the SHA-256 of the sorted content of a JSON file without some of its keys."""
-    if isinstance(content, dict):
-        padding = content.get("padding")
-        content = {key: value for key, value in content.items() if key not in aside}
-        if "padding" in aside and isinstance(padding, dict) and "pad_token" in padding:
-            content["pad_token"] = padding["pad_token"]  # transformers makes it a special token
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _content(path: Path | None) -> dict[str, Any]:
@@ -355,68 +317,6 @@ def last_part(name: str) -> str:
     return PurePath(name).name.lower()
 
 
-def check_tokenizers(folders: Sequence[Path], tokenizer: Any, base: str, vocab_size: int) -> None:
-    """Check that adapter folders hold no tokenizer other than the public model's.
-
-    Trainers often save a copy of the tokenizer with the adapter. If they added tokens to it, the
-    adapter was trained on ids with another meaning. Copies pass that cut text into the same ids. So
-    they may have other tokens without an embedding in the base, and a pad token of their own.
-
-    Args:
-        folders: peft folders.
-        tokenizer: the base's tokenizer; None to check nothing.
-        base: the base's name in messages.
-        vocab_size: V of the base.
-
-    Raises:
-        ValueError: if a tokenizer differs; the message names the folder, the base and the
-            difference.
-    """
-    seen: set[tuple[tuple[str, bytes], ...]] = set()
-    for folder in folders if tokenizer is not None else ():
-        files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
-        content = tuple((file.name, file.read_bytes()) for file in files)
-        if content in seen:
-            continue
-        seen.add(content)
-        try:
-            found = load_tokenizer(folder)
-            difference = None if found is None else _difference(found, tokenizer, vocab_size)
-        except Exception as error:  # damaged files raise many types of exception
-            raise ValueError(f"{folder}: its tokenizer cannot be read: {error}") from error
-        if difference is not None:
-            raise ValueError(
-                f"adapters must use the public model's tokenizer: the one in {folder} differs from "
-                f"that of {base}, {difference}"
-            )
-
-
-def _difference(found: Any, tokenizer: Any, vocab_size: int) -> str | None:
-    own, expected = (
-        {token: index for token, index in one.get_vocab().items() if index < vocab_size}
-        for one in (found, tokenizer)
-    )
-    if found.pad_token not in expected:  # it cuts no text
-        own.pop(found.pad_token, None)
-    if differing := {token for token, _ in own.items() ^ expected.items()}:
-        token = min(differing)
-        there, here = own.get(token), expected.get(token)
-        return f"token {token!r} has id {there} there and {here} in the base"
-    if _rules(found, expected) != _rules(tokenizer, expected):
-        return "the tokens are the same but other rules cut text into them"
-    return None
-
-
-def _rules(tokenizer: Any, known: Mapping[str, int]) -> Any:
-    """Return the rules that cut text into `known` tokens, without padding and truncation."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return type(tokenizer).__name__
-    content = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
-    content["added_tokens"] = [one for one in content["added_tokens"] if one["content"] in known]
-    return content
-
-
 def check_model(model: Any, tokenizer: Any = None) -> None:
     """Raise ValueError for a model that is known not to separate members or positions exactly.
 
@@ -431,8 +331,6 @@ def check_model(model: Any, tokenizer: Any = None) -> None:
             is not the configuration's vocab_size.
         ValueError: if the tokenizer begins a text with a token that the model does not have.
     """
-    from adapmixed.ensemble.decoder import cache_argument, check_cache
-
     kind = model.config.model_type
     if getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(

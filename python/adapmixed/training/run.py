@@ -277,7 +277,7 @@ def train_ensemble(
             members=tuple(
                 None if index in withdrawn else name for index, name in enumerate(folder.members)
             ),
-            adapted=dict.fromkeys(targets, (run.config.rank,)),
+            adapted=dict.fromkeys(targets, run.config.rank),
             base_files=facts.files,
             revision=facts.revision,
             training={**_training(run), "corpus_hmac": spooled.fingerprint},

@@ -39,12 +39,9 @@ class Heads:
                 "them with --adapt head, or leave out --device vllm"
             )
         config = ensemble.config.get_text_config()
-        for name in LOGIT_SCALES:
-            value = getattr(config, name, None)
-            if value not in (None, 1, 1.0):
-                raise ValueError(
-                    f"base must not cap or scale its logits inside vLLM: {name} = {value}"
-                )
+        scales = {name: getattr(config, name, None) for name in LOGIT_SCALES}
+        if not set(scales.values()) <= {None, 1}:
+            raise ValueError(f"base must not cap or scale its logits inside vLLM, got {scales}")
         self._ensemble = ensemble
         self._layer, self._zero = ensemble.output_layer, ensemble.zero_members
         self._active = active_tokens(active, ensemble.vocab_size)

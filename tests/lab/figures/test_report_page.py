@@ -197,7 +197,7 @@ def test_report_holds_what_was_found() -> None:
 
 
 def test_losses_come_from_the_members_folders(tmp_path: Path) -> None:
-    shutil.copyfile(FORMATS / "ensemble-4.json", tmp_path / "ensemble.json")
+    shutil.copyfile(FORMATS / "ensemble-5.json", tmp_path / "ensemble.json")
     assert validation_losses(tmp_path) == []
     records = (
         ({"documents": 3, "loss": 4.25, "public_loss": 4.5}, [5.0, 4.5]),
