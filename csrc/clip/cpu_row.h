@@ -149,7 +149,7 @@ class ClippedRow {
       if (solve_clip_scale(near, box_.lower, kMostModerate, log_s)) return;
     }
     const auto whole = [&](double at) {
-      return with_missing(clip_sums(Kept{values_}, q_.q, q_.padded, box_, factor(at)));
+      return with_missing(clip_sums(values_, q_.q, q_.padded, box_, factor(at)));
     };
     if (solve_clip_scale(whole, box_.lower, kMostModerate, log_s)) return;
     const auto [covered, uncovered] = drop_absent<D>(row, lse);
@@ -214,7 +214,7 @@ class ClippedRow {
     }
     ClipSums last{0.0, 0.0};
     const auto rough = [&](double at) {
-      last = clip_sums(Kept{sampled_}, sample.q, sample.padded, box_, factor(at));
+      last = clip_sums(sampled_, sample.q, sample.padded, box_, factor(at));
       last.total += sample.missing;
       return last;
     };

@@ -15,15 +15,9 @@ struct ClipBox {
 
 constexpr std::int64_t kClipGroup = 4 * Vec::kLanes;
 
-struct Kept {
-  const double* values;
-  Vec operator()(std::int64_t v) const { return Vec::load(values + v); }
-};
-
 // `count` must be a multiple of kClipGroup.
-template <class Terms>
-ClipSums clip_sums(const Terms& e, const double* q, std::int64_t count, const ClipBox& box,
-                   double s) {
+inline ClipSums clip_sums(const double* e, const double* q, std::int64_t count, const ClipBox& box,
+                          double s) {
   constexpr int kWays = 4;
   const Vec lower(box.lower / s), upper(box.upper / s), zero(0.0);
   ClipSums result{0.0, 0.0};
@@ -33,7 +27,8 @@ ClipSums clip_sums(const Terms& e, const double* q, std::int64_t count, const Cl
     for (const std::int64_t end = block_end(v, count); v < end; v += kClipGroup) {
       ADAPMIXED_UNROLL
       for (int k = 0; k < kWays; ++k) {
-        const Vec here = Vec::load(q + v + k * Vec::kLanes), value = e(v + k * Vec::kLanes);
+        const Vec here = Vec::load(q + v + k * Vec::kLanes);
+        const Vec value = Vec::load(e + v + k * Vec::kLanes);
         const Vec x = vmin(here * upper, vmax(here * lower, value));
         total[k] = total[k] + x;
         moving[k] = moving[k] + vselect(x == value, x, zero);
@@ -91,7 +86,7 @@ class ClipBracket {
   double estimate() const { return estimate_; }
 
   ClipSums operator()(double s) const {
-    const ClipSums kept = clip_sums(Kept{e_}, q_, count_, box_, s);
+    const ClipSums kept = clip_sums(e_, q_, count_, box_, s);
     return {rest(s) + kept.total, s * (rest_high_ - rest_low_) / (high_ - low_) + kept.moving};
   }
 

@@ -181,8 +181,6 @@ ADAPMIXED_CORE_END
 
 namespace adapmixed::cuda {
 
-namespace device = adapmixed::ADAPMIXED_ISA;
-
 static std::int64_t clip_blocks(const Shape& shape) {
   return std::min(shape.models * shape.positions, simulated_or(device::kClipBlocks, 3));
 }

@@ -2,10 +2,13 @@
 //
 // The CPU back end compiles the same source once per instruction set. Everything defined in a
 // header lives in a namespace named after that instruction set. Two builds therefore share no
-// symbol, and the linker cannot give the scalar path an AVX-512 copy of an inline function.
+// symbol, and the linker cannot give the scalar path an AVX-512 copy of an inline function. The
+// CUDA back end's namespace is `device`.
 #pragma once
 
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 #if defined(__CUDACC__)
 #define ADAPMIXED_HD __host__ __device__ inline
@@ -43,3 +46,16 @@
 #define ADAPMIXED_CORE_END \
   }                        \
   }
+
+ADAPMIXED_CORE_BEGIN
+
+// The number of another type with the same bits.
+template <class To, class From>
+ADAPMIXED_HD To bit_cast(From from) {
+  static_assert(std::is_arithmetic_v<From> && sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+ADAPMIXED_CORE_END

@@ -8,7 +8,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 
 #include "common/config.h"
@@ -27,23 +26,16 @@ ADAPMIXED_HD double vldexp(double a, double n) { return std::ldexp(a, static_cas
 // 2^n for |n| <= 1000.
 ADAPMIXED_HD double power_of_two(double n) {
   n += 6755399441055744.0;  // 1.5 * 2^52: the integer is in the low bits
-  std::uint64_t bits;
-  std::memcpy(&bits, &n, sizeof bits);
-  bits = (bits + 1023) << 52;
-  double value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
+  return bit_cast<double>((bit_cast<std::uint64_t>(n) + 1023) << 52);
 }
 // a = 2^e m with m in [sqrt(1/2), sqrt(2)), for a normal, positive and finite a.
 ADAPMIXED_HD void vsplit(double a, double& e, double& m) {
-  std::int64_t bits;
-  std::memcpy(&bits, &a, sizeof bits);
+  const auto bits = bit_cast<std::int64_t>(a);
   // Subtracting the bits of sqrt(1/2) makes the exponent field round to the nearer power.
   const std::int64_t offset = 0x3fe6a09e667f3bcd;
   const std::int64_t k = (bits - offset) >> 52;
   e = static_cast<double>(k);
-  const std::int64_t mantissa = bits - k * (std::int64_t{1} << 52);
-  std::memcpy(&m, &mantissa, sizeof m);
+  m = bit_cast<double>(bits - k * (std::int64_t{1} << 52));
 }
 
 constexpr double kLog2e = 1.4426950408889634074;
@@ -59,7 +51,9 @@ struct ExpParts {
 };
 
 template <class T>
-ADAPMIXED_HD ExpParts<T> finite_exp_parts(T u) {
+ADAPMIXED_HD ExpParts<T> exp_parts(T u) {
+  // Beyond these limits the result is exactly inf or 0. The clamp keeps n finite for infinite u.
+  u = vmax(vmin(u, T(1e4)), T(-1e4));
   const T n = vround(u * T(kLog2e));
   T f = vfma(n, T(-kLn2Hi), u);
   f = vfma(n, T(-kLn2Lo), f);
@@ -77,12 +71,6 @@ ADAPMIXED_HD ExpParts<T> finite_exp_parts(T u) {
   p = vfma(p, f, T(1.0 / 6.0));
   p = vfma(p, f, T(0.5));
   return {n, f, p * f * f};
-}
-
-template <class T>
-ADAPMIXED_HD ExpParts<T> exp_parts(T u) {
-  // Beyond these limits the result is exactly inf or 0. The clamp keeps n finite for infinite u.
-  return finite_exp_parts(vmax(vmin(u, T(1e4)), T(-1e4)));
 }
 
 template <class T>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/several.h"
+#include "common/simd.h"
 #include "common/sixteenths.h"
 
 ADAPMIXED_CORE_BEGIN

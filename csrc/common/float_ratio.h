@@ -12,10 +12,12 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 
 #include "common/config.h"
 #include "common/elementary.h"
+#if defined(__CUDACC__) || defined(ADAPMIXED_SIMT)
+#include "common/runtime.cuh"
+#endif
 
 ADAPMIXED_CORE_BEGIN
 
@@ -40,16 +42,22 @@ ADAPMIXED_HD float vmax(float a, float b) { return a > b ? a : b; }
 ADAPMIXED_HD float vabs(float a) { return std::fabs(a); }
 ADAPMIXED_HD float vselect(bool m, float a, float b) { return m ? a : b; }
 ADAPMIXED_HD bool any(bool m) { return m; }
+#if defined(__CUDACC__) || defined(ADAPMIXED_SIMT)
+// 1 / x within 1.01 units, for x from 2^-100 to 2^101. A division has three times the instructions,
+// and a branch to a slow path.
+__device__ inline float reciprocal(float x) {
+  const float near = near_reciprocal(x);
+  return vfma(vfma(-x, near, 1.0f), near, near);
+}
+#endif
 ADAPMIXED_HD double sum(double a) { return a; }
 ADAPMIXED_HD double widened(float a) { return a; }
 ADAPMIXED_HD double widened(float a, float n) { return vldexp(a, n); }  // a 2^n
 // a = 2^e m with m in [sqrt(1/2), sqrt(2)); a is normal.
 ADAPMIXED_HD void vsplit(float a, float& e, float& m) {
-  std::int32_t bits;
-  std::memcpy(&bits, &a, sizeof bits);
+  const auto bits = bit_cast<std::int32_t>(a);
   const std::int32_t k = (bits - 0x3f3504f3) >> 23;
-  bits -= static_cast<std::int32_t>(static_cast<std::uint32_t>(k) << 23);
-  std::memcpy(&m, &bits, sizeof bits);
+  m = bit_cast<float>(bits - static_cast<std::int32_t>(static_cast<std::uint32_t>(k) << 23));
   e = static_cast<float>(k);
 }
 // 2^n for an integer n >= -126, with shifted = n + kFloatShifter. n >= 128 gives +inf: p/q is at
@@ -61,12 +69,7 @@ ADAPMIXED_HD float exp2_integer(float shifted) {
 #else
   shifted = vmin(kMostOctaves, shifted);
 #endif
-  std::uint32_t bits;
-  std::memcpy(&bits, &shifted, sizeof bits);
-  bits = (bits << 23) + 0x3f800000u;
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
+  return bit_cast<float>((bit_cast<std::uint32_t>(shifted) << 23) + 0x3f800000u);
 }
 
 // 2^{f/m} - 1 for |f| <= 0.94.

@@ -10,6 +10,7 @@
 #include "common/block.cuh"
 #include "common/operators.h"
 #include "common/runtime.cuh"
+#include "common/view.h"
 
 namespace adapmixed::cuda {
 
@@ -74,16 +75,6 @@ void launch_warps(const Queue& queue, void (*kernel)(P...), std::int64_t count, 
 // Queues the setting of counters to 0.
 void clear(const Queue& queue, unsigned* counters, std::int64_t count);
 
-// Calls f with the dtype as a compile-time constant, std::integral_constant<Dtype, ...>.
-template <class F>
-void with_dtype(Dtype dtype, const F& f) {
-  if (dtype == Dtype::f32) {
-    f(std::integral_constant<Dtype, Dtype::f32>{});
-  } else if (dtype == Dtype::bf16) {
-    f(std::integral_constant<Dtype, Dtype::bf16>{});
-  } else {
-    f(std::integral_constant<Dtype, Dtype::f16>{});
-  }
-}
+using ADAPMIXED_ISA::with_dtype;
 
 }  // namespace adapmixed::cuda

@@ -1,5 +1,4 @@
-// Reads rows of logits for a block of threads. Neighbouring threads read neighbouring tokens, so
-// rows need no alignment, and the order does not depend on it.
+// The logits of rows, as a GPU's threads read them.
 #pragma once
 
 #include "common/runtime.cuh"
@@ -10,12 +9,10 @@ ADAPMIXED_CORE_BEGIN
 template <Dtype D>
 struct Bits {
   using type = std::uint16_t;
-  static constexpr type kMasked = D == Dtype::bf16 ? 0xff80 : 0xfc00;  // -inf
 };
 template <>
 struct Bits<Dtype::f32> {
   using type = std::uint32_t;
-  static constexpr type kMasked = 0xff800000u;
 };
 
 template <Dtype D>
@@ -53,25 +50,6 @@ __device__ inline void prefetch_words([[maybe_unused]] const std::uint32_t* word
   const std::int64_t at = std::int64_t{threadIdx.x} * 32;
   if (at < count) asm volatile("prefetch.global.L1 [%0];" ::"l"(words + at));
 #endif
-}
-
-// Calls visit(v, z) for every token of this thread. A few loads are on their way together.
-template <Dtype D, class Visit>
-__device__ void for_each_token(const typename Bits<D>::type* row, std::int64_t vocab,
-                               const Visit& visit) {
-  constexpr int kLoads = 4;
-  const std::int64_t width = blockDim.x;
-  for (std::int64_t v = threadIdx.x; v < vocab; v += kLoads * width) {
-    typename Bits<D>::type bits[kLoads];
-#pragma unroll
-    for (int k = 0; k < kLoads; ++k) {
-      bits[k] = v + k * width < vocab ? row[v + k * width] : Bits<D>::kMasked;
-    }
-#pragma unroll
-    for (int k = 0; k < kLoads; ++k) {
-      if (v + k * width < vocab) visit(v + k * width, float_of<D>(bits[k]));
-    }
-  }
 }
 
 ADAPMIXED_CORE_END

@@ -20,8 +20,6 @@ ADAPMIXED_CORE_END
 
 namespace adapmixed::cuda {
 
-namespace device = adapmixed::ADAPMIXED_ISA;
-
 static std::int64_t log_sum_exp_workspace(const Shape& shape) {
   const device::RowParts cut(shape.positions, shape.models, shape.vocab);
   return cut.parts() * static_cast<std::int64_t>(sizeof(device::RowPart));

@@ -293,9 +293,7 @@ namespace adapmixed::cuda {
 // Queues row_parts_kernel.
 template <Dtype D, class Look>
 void launch_row_parts(const Queue& queue, const Logits& private_logits, const Logits& public_logits,
-                      const ADAPMIXED_ISA::RowParts& cut, const Look& look,
-                      ADAPMIXED_ISA::RowPart* parts) {
-  namespace device = ADAPMIXED_ISA;
+                      const device::RowParts& cut, const Look& look, device::RowPart* parts) {
   const dim3 threads = block_of(cut.rows * std::int64_t{device::kWarp}, device::kRowThreads);
   const int ring = static_cast<int>(threads.x) / device::kWarp * device::StagedPart<D>::kBytes;
   launch(queue, device::row_parts_kernel<D, Look>, grid_of(cut.positions * cut.blocks_a_position()),

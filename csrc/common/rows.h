@@ -3,28 +3,10 @@
 
 #include <cstdint>
 
-#include "common/several.h"
+#include "common/simd_float.h"
 #include "common/view.h"
 
 ADAPMIXED_CORE_BEGIN
-
-template <Dtype D>
-struct DtypeTag {
-  static constexpr Dtype value = D;
-};
-
-// Calls f with the row's dtype as a compile-time constant.
-template <class F>
-inline void with_dtype(Dtype dtype, const F& f) {
-  switch (dtype) {
-    case Dtype::f32:
-      return f(DtypeTag<Dtype::f32>{});
-    case Dtype::bf16:
-      return f(DtypeTag<Dtype::bf16>{});
-    case Dtype::f16:
-      return f(DtypeTag<Dtype::f16>{});
-  }
-}
 
 // Lanes at or beyond `end` read as -inf, like a masked token.
 template <Dtype D>

@@ -3,8 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
-#include <type_traits>
 
 #include "common/config.h"
 
@@ -37,14 +35,5 @@ __device__ inline float near_reciprocal(float x) {
 ADAPMIXED_HD float near_exp2(float x) { return exp2f(x); }
 ADAPMIXED_HD float near_log2(float x) { return log2f(x); }
 #endif
-
-// The number of another type with the same bits.
-template <class To, class From>
-ADAPMIXED_HD To bit_cast(From from) {
-  static_assert(std::is_arithmetic_v<From> && sizeof(To) == sizeof(From));
-  To to;
-  std::memcpy(&to, &from, sizeof to);
-  return to;
-}
 
 }  // namespace adapmixed

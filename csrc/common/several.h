@@ -1,9 +1,9 @@
-// Several vectors side by side. Each operation runs on all of them before the next begins, so that
-// their latencies overlap. Separate chains of multiply-adds, one after the other, would not
-// overlap.
+// Several vectors side by side, or several floats of a GPU's thread. Each operation runs on all of
+// them before the next begins, so that their latencies overlap. Separate chains of multiply-adds,
+// one after the other, would not overlap.
 #pragma once
 
-#include "common/simd_float.h"
+#include "common/float_ratio.h"
 
 ADAPMIXED_CORE_BEGIN
 
@@ -14,12 +14,13 @@ struct Several {
   V v[kWays];
 
   Several() = default;
-  explicit Several(double x) : Several(V(static_cast<typename V::Scalar>(x))) {}
-  explicit Several(V x) {
+  ADAPMIXED_HD explicit Several(double x) : Several(V(x)) {}
+  ADAPMIXED_HD explicit Several(V x) {
     ADAPMIXED_UNROLL
     for (int k = 0; k < kWays; ++k) v[k] = x;
   }
-  static Several load(const typename V::Scalar* p) {
+  template <class Scalar>
+  static Several load(const Scalar* p) {
     Several s;
     ADAPMIXED_UNROLL
     for (int k = 0; k < kWays; ++k) s.v[k] = V::load(p + k * V::kLanes);
@@ -29,50 +30,48 @@ struct Several {
 
 template <class V, int kWays>
 struct SeveralMask {
-  decltype(V() > V()) m[kWays];
+  decltype(V() > V()) v[kWays];
 };
 
-#define ADAPMIXED_EACH(name, result, arguments, of_each)     \
-  template <class V, int kWays>                              \
-  ADAPMIXED_INLINE inline Several<V, kWays> name arguments { \
-    Several<V, kWays> result;                                \
-    ADAPMIXED_UNROLL                                         \
-    for (int k = 0; k < kWays; ++k) of_each;                 \
-    return result;                                           \
+#if defined(__CUDACC__)
+#define ADAPMIXED_OF_SEVERAL ADAPMIXED_HD  // inlined anyway; told so, project takes a register more
+#else
+#define ADAPMIXED_OF_SEVERAL ADAPMIXED_HD_INLINE
+#endif
+#define ADAPMIXED_EACH(Result, name, arguments, of_each) \
+  ADAPMIXED_HD_CALLBACK                                  \
+  template <class V, int kWays>                          \
+  ADAPMIXED_OF_SEVERAL Result<V, kWays> name arguments { \
+    Result<V, kWays> s;                                  \
+    ADAPMIXED_UNROLL                                     \
+    for (int k = 0; k < kWays; ++k) s.v[k] = of_each;    \
+    return s;                                            \
   }
 #define ADAPMIXED_MANY const Several<V, kWays>&
-ADAPMIXED_EACH(operator+, s, (ADAPMIXED_MANY a, ADAPMIXED_MANY b), s.v[k] = a.v[k] + b.v[k])
-ADAPMIXED_EACH(operator-, s, (ADAPMIXED_MANY a, ADAPMIXED_MANY b), s.v[k] = a.v[k] - b.v[k])
-ADAPMIXED_EACH(operator*, s, (ADAPMIXED_MANY a, ADAPMIXED_MANY b), s.v[k] = a.v[k] * b.v[k])
-ADAPMIXED_EACH(reciprocal, s, (ADAPMIXED_MANY a), s.v[k] = reciprocal(a.v[k]))
-ADAPMIXED_EACH(add_exponent, s, (ADAPMIXED_MANY a, ADAPMIXED_MANY shifted),
-               s.v[k] = add_exponent(a.v[k], shifted.v[k]))
-ADAPMIXED_EACH(vfma, s, (ADAPMIXED_MANY a, ADAPMIXED_MANY b, ADAPMIXED_MANY c),
-               s.v[k] = vfma(a.v[k], b.v[k], c.v[k]))
-ADAPMIXED_EACH(vfms, s, (ADAPMIXED_MANY a, ADAPMIXED_MANY b, ADAPMIXED_MANY c),
-               s.v[k] = vfms(a.v[k], b.v[k], c.v[k]))
-ADAPMIXED_EACH(vmax, s, (ADAPMIXED_MANY a, ADAPMIXED_MANY b), s.v[k] = vmax(a.v[k], b.v[k]))
-ADAPMIXED_EACH(vabs, s, (ADAPMIXED_MANY a), s.v[k] = vabs(a.v[k]))
-ADAPMIXED_EACH(exp2_integer, s, (ADAPMIXED_MANY a), s.v[k] = exp2_integer(a.v[k]))
-ADAPMIXED_EACH(vselect, s, (const SeveralMask<V, kWays>& m, ADAPMIXED_MANY a, ADAPMIXED_MANY b),
-               s.v[k] = vselect(m.m[k], a.v[k], b.v[k]))
+ADAPMIXED_EACH(Several, operator+, (ADAPMIXED_MANY a, ADAPMIXED_MANY b), a.v[k] + b.v[k])
+ADAPMIXED_EACH(Several, operator-, (ADAPMIXED_MANY a, ADAPMIXED_MANY b), a.v[k] - b.v[k])
+ADAPMIXED_EACH(Several, operator*, (ADAPMIXED_MANY a, ADAPMIXED_MANY b), a.v[k] * b.v[k])
+ADAPMIXED_EACH(SeveralMask, operator>, (ADAPMIXED_MANY a, ADAPMIXED_MANY b), a.v[k] > b.v[k])
+ADAPMIXED_EACH(Several, reciprocal, (ADAPMIXED_MANY a), reciprocal(a.v[k]))
+ADAPMIXED_EACH(Several, add_exponent, (ADAPMIXED_MANY a, ADAPMIXED_MANY shifted),
+               add_exponent(a.v[k], shifted.v[k]))
+ADAPMIXED_EACH(Several, vfma, (ADAPMIXED_MANY a, ADAPMIXED_MANY b, ADAPMIXED_MANY c),
+               vfma(a.v[k], b.v[k], c.v[k]))
+ADAPMIXED_EACH(Several, vfms, (ADAPMIXED_MANY a, ADAPMIXED_MANY b, ADAPMIXED_MANY c),
+               vfms(a.v[k], b.v[k], c.v[k]))
+ADAPMIXED_EACH(Several, vmax, (ADAPMIXED_MANY a, ADAPMIXED_MANY b), vmax(a.v[k], b.v[k]))
+ADAPMIXED_EACH(Several, vabs, (ADAPMIXED_MANY a), vabs(a.v[k]))
+ADAPMIXED_EACH(Several, exp2_integer, (ADAPMIXED_MANY a), exp2_integer(a.v[k]))
+ADAPMIXED_EACH(Several, vselect,
+               (const SeveralMask<V, kWays>& m, ADAPMIXED_MANY a, ADAPMIXED_MANY b),
+               vselect(m.v[k], a.v[k], b.v[k]))
 #undef ADAPMIXED_EACH
 #undef ADAPMIXED_MANY
 template <class V, int kWays>
-ADAPMIXED_INLINE inline SeveralMask<V, kWays> operator>(const Several<V, kWays>& a,
-                                                        const Several<V, kWays>& b) {
-  SeveralMask<V, kWays> s;
-  ADAPMIXED_UNROLL
-  for (int k = 0; k < kWays; ++k) s.m[k] = a.v[k] > b.v[k];
-  return s;
-}
-template <class V, int kWays>
-ADAPMIXED_INLINE inline void vsplit(const Several<V, kWays>& a, Several<V, kWays>& e,
-                                    Several<V, kWays>& m) {
+ADAPMIXED_OF_SEVERAL void vsplit(const Several<V, kWays>& a, Several<V, kWays>& e,
+                                 Several<V, kWays>& m) {
   ADAPMIXED_UNROLL
   for (int k = 0; k < kWays; ++k) vsplit(a.v[k], e.v[k], m.v[k]);
 }
-
-using Quad = Several<Flt, 4>;
 
 ADAPMIXED_CORE_END

@@ -203,20 +203,11 @@ inline Vec vselect(Mask m, Vec a, Vec b) { return m.m ? a : b; }
 inline Vec vldexp(Vec a, Vec n) { return Vec(vldexp(a.v, n.v)); }
 inline Vec power_of_two(Vec n) { return Vec(power_of_two(n.v)); }
 inline Vec add_exponent(Vec a, Vec shifted) {
-  std::uint64_t bits, n;
-  std::memcpy(&bits, &a.v, sizeof bits);
-  std::memcpy(&n, &shifted.v, sizeof n);
-  bits += n << 52;
-  std::memcpy(&a.v, &bits, sizeof bits);
-  return a;
+  const auto n = bit_cast<std::uint64_t>(shifted.v) << 52;
+  return Vec(bit_cast<double>(bit_cast<std::uint64_t>(a.v) + n));
 }
 inline Vec add_bits(Vec a, Vec b) {
-  std::uint64_t x, y;
-  std::memcpy(&x, &a.v, sizeof x);
-  std::memcpy(&y, &b.v, sizeof y);
-  x += y;
-  std::memcpy(&a.v, &x, sizeof x);
-  return a;
+  return Vec(bit_cast<double>(bit_cast<std::uint64_t>(a.v) + bit_cast<std::uint64_t>(b.v)));
 }
 inline void vsplit(Vec a, Vec& e, Vec& m) { vsplit(a.v, e.v, m.v); }
 inline Vec load_u32(const std::uint32_t* p) { return Vec(static_cast<double>(*p)); }

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "common/float_ratio.h"
+#include "common/several.h"
 #include "common/simd.h"
 
 #if defined(__SSE2__)
@@ -169,6 +169,8 @@ inline Flt compress(FltMask m, Flt a) {
   return Flt::load(to);
 }
 #endif
+
+using Quad = Several<Flt, 4>;
 
 inline bool any(FltMask m) { return m.bits() != 0; }
 inline bool any(Mask m) { return m.any(); }

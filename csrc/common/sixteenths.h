@@ -40,9 +40,7 @@ __device__
 
 // The bits of a root 2^{j/16} minus j << 48: adding (16 e + j) << 48 then multiplies by 2^e.
 ADAPMIXED_HD std::uint64_t root_bits(double root, int j) {
-  std::uint64_t bits;
-  std::memcpy(&bits, &root, sizeof bits);
-  return bits - (static_cast<std::uint64_t>(j) << 48);
+  return bit_cast<std::uint64_t>(root) - (static_cast<std::uint64_t>(j) << 48);
 }
 
 // (2^{f/16} - 1) / f.

@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 
 #include "common/config.h"
 #include "common/operators.h"
@@ -11,10 +10,7 @@
 ADAPMIXED_CORE_BEGIN
 
 ADAPMIXED_HD double bf16_to_double(std::uint16_t bits) {
-  const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
-  float x;
-  std::memcpy(&x, &wide, sizeof x);
-  return x;
+  return bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
 }
 
 ADAPMIXED_HD double f16_to_double(std::uint16_t bits) {
@@ -29,6 +25,18 @@ ADAPMIXED_HD double f16_to_double(std::uint16_t bits) {
     x = std::ldexp(static_cast<double>(mantissa + 1024), exponent - 25);
   }
   return (bits >> 15) ? -x : x;
+}
+
+// Calls f with the dtype as a compile-time constant, std::integral_constant<Dtype, ...>.
+template <class F>
+void with_dtype(Dtype dtype, const F& f) {
+  if (dtype == Dtype::f32) {
+    f(std::integral_constant<Dtype, Dtype::f32>{});
+  } else if (dtype == Dtype::bf16) {
+    f(std::integral_constant<Dtype, Dtype::bf16>{});
+  } else {
+    f(std::integral_constant<Dtype, Dtype::f16>{});
+  }
 }
 
 ADAPMIXED_HD std::int64_t element_size(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }

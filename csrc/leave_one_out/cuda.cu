@@ -290,8 +290,6 @@ ADAPMIXED_CORE_END
 
 namespace adapmixed::cuda {
 
-namespace device = adapmixed::ADAPMIXED_ISA;
-
 static std::int64_t leave_one_out_workspace(const Shape& shape, std::int64_t num_orders) {
   const device::LossLayout layout(shape, num_orders);
   return layout.positions * layout.chunks * layout.per_chunk * 8;

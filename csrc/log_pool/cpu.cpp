@@ -27,13 +27,8 @@ struct PoolMember {
 // While positions are added, a sum holds the sum of their bit patterns, and 0.0 before the first.
 // Adding this offset turns the sum of `count` of them into kGridZero plus the sum of their units.
 inline Vec sum_offset(std::int64_t count) {
-  std::uint64_t zero;
-  const double grid_zero = kGridZero;
-  std::memcpy(&zero, &grid_zero, sizeof zero);
-  zero *= static_cast<std::uint64_t>(1 - count);
-  double bits;
-  std::memcpy(&bits, &zero, sizeof bits);
-  return Vec(bits);
+  const auto zero = bit_cast<std::uint64_t>(kGridZero) * static_cast<std::uint64_t>(1 - count);
+  return Vec(bit_cast<double>(zero));
 }
 
 // Adds the rows' clipped positions at [begin, end) to sums[begin...]. kTrack: finds the extremes

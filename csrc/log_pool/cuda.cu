@@ -11,8 +11,6 @@
 
 namespace adapmixed::cuda {
 
-namespace device = adapmixed::ADAPMIXED_ISA;
-
 static std::int64_t tiles_of(const Shape& shape) {
   return (shape.vocab + device::kPoolTile - 1) / device::kPoolTile;
 }

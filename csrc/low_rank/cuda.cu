@@ -111,8 +111,6 @@ ADAPMIXED_CORE_END
 
 namespace adapmixed::cuda {
 
-namespace device = adapmixed::ADAPMIXED_ISA;
-
 static void add_low_rank(const LowRankInputs& in, const LowRankResults& out, const Queue& queue) {
   const DeviceGuard guard(queue);
   const std::int64_t tiles = (in.shape.vocab + device::kLowRankTile - 1) / device::kLowRankTile;

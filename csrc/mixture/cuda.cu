@@ -119,8 +119,6 @@ ADAPMIXED_CORE_END
 
 namespace adapmixed::cuda {
 
-namespace device = adapmixed::ADAPMIXED_ISA;
-
 // Blocks of a row.
 static std::int64_t mixture_blocks(const Shape& shape) {
   return (shape.vocab + device::kMixtureThreads - 1) / device::kMixtureThreads;

@@ -7,14 +7,9 @@
 #include "common/parallel.h"
 #include "common/row_sums.h"
 #include "common/rows.h"
-#include "common/several.h"
 #include "project/terms.h"
 
 ADAPMIXED_CORE_BEGIN
-
-template <>
-struct BlockSum<Quad> : JointSum<Quad, Flt> {};
-
 namespace {
 
 // The public row as the loops read it.

@@ -71,8 +71,6 @@ ADAPMIXED_CORE_END
 
 namespace adapmixed::cuda {
 
-namespace device = adapmixed::ADAPMIXED_ISA;
-
 namespace {
 
 device::RowParts cut_of(const Shape& shape) {

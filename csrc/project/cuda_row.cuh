@@ -72,51 +72,7 @@ struct ScoreLook {
 
 // A thread takes so many tokens at a time, so that their latencies overlap.
 constexpr int kPack = 4;
-
-struct PackMask {
-  bool v[kPack];
-};
-struct Pack {
-  static constexpr int kSize = kPack;
-  float v[kPack];
-
-  Pack() = default;
-  __device__ explicit Pack(double x) {
-#pragma unroll
-    for (int k = 0; k < kPack; ++k) v[k] = static_cast<float>(x);
-  }
-};
-template <>
-struct BlockSum<Pack> : JointSum<Pack, float> {};
-
-// 1 / x within 1.01 units, for x from 2^-100 to 2^101. A division has three times the instructions,
-// and a branch to a slow path.
-__device__ inline float reciprocal(float x) {
-  const float near = near_reciprocal(x);
-  return vfma(vfma(-x, near, 1.0f), near, near);
-}
-
-#define ADAPMIXED_EACH(result, name, arguments, of_each)           \
-  __device__ inline result name arguments {                        \
-    result to;                                                     \
-    _Pragma("unroll") for (int k = 0; k < kPack; ++k) { of_each; } \
-    return to;                                                     \
-  }
-ADAPMIXED_EACH(Pack, operator+, (Pack a, Pack b), to.v[k] = a.v[k] + b.v[k])
-ADAPMIXED_EACH(Pack, operator-, (Pack a, Pack b), to.v[k] = a.v[k] - b.v[k])
-ADAPMIXED_EACH(Pack, operator*, (Pack a, Pack b), to.v[k] = a.v[k] * b.v[k])
-ADAPMIXED_EACH(PackMask, operator>, (Pack a, Pack b), to.v[k] = a.v[k] > b.v[k])
-ADAPMIXED_EACH(Pack, vfma, (Pack a, Pack b, Pack c), to.v[k] = vfma(a.v[k], b.v[k], c.v[k]))
-ADAPMIXED_EACH(Pack, vmax, (Pack a, Pack b), to.v[k] = vmax(a.v[k], b.v[k]))
-ADAPMIXED_EACH(Pack, vabs, (Pack a), to.v[k] = std::fabs(a.v[k]))
-ADAPMIXED_EACH(Pack, vselect, (PackMask m, Pack a, Pack b), to.v[k] = m.v[k] ? a.v[k] : b.v[k])
-ADAPMIXED_EACH(Pack, exp2_integer, (Pack a), to.v[k] = exp2_integer(a.v[k]))
-ADAPMIXED_EACH(Pack, reciprocal, (Pack a), to.v[k] = reciprocal(a.v[k]))
-#undef ADAPMIXED_EACH
-__device__ inline void vsplit(const Pack& a, Pack& e, Pack& m) {
-#pragma unroll
-  for (int k = 0; k < kPack; ++k) vsplit(a.v[k], e.v[k], m.v[k]);
-}
+using Pack = Several<float, kPack>;
 
 // The scores of a row.
 struct RowScores {

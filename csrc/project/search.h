@@ -15,10 +15,7 @@
 
 #include <cmath>
 
-#include "common/config.h"
-#if defined(__CUDACC__) || defined(ADAPMIXED_SIMT)
-#include "common/runtime.cuh"
-#endif
+#include "common/float_ratio.h"
 
 ADAPMIXED_CORE_BEGIN
 

@@ -15,6 +15,7 @@
 
 #include "common/elementary.h"
 #include "common/float_power.h"
+#include "common/several.h"
 #include "project/search.h"
 
 ADAPMIXED_CORE_BEGIN
@@ -86,14 +87,14 @@ struct BlockSum {
     block = F(0.0f);
   }
 };
-// One sum for all parts of F.
-template <class F, class Part>
-struct JointSum : BlockSum<Part> {
-  using BlockSum<Part>::block;
-  static constexpr int kTermsAdded = F::kSize;
-  ADAPMIXED_HD_INLINE void add(const F& a, const F& b) {
+// One sum for all parts.
+template <class V, int kWays>
+struct BlockSum<Several<V, kWays>> : BlockSum<V> {
+  using BlockSum<V>::block;
+  static constexpr int kTermsAdded = kWays;
+  ADAPMIXED_HD_INLINE void add(const Several<V, kWays>& a, const Several<V, kWays>& b) {
     ADAPMIXED_UNROLL
-    for (int k = 0; k < F::kSize; ++k) block = vfma(a.v[k], b.v[k], block);
+    for (int k = 0; k < kWays; ++k) block = vfma(a.v[k], b.v[k], block);
   }
 };
 constexpr int kTermsInFloats = 16;

@@ -67,8 +67,6 @@ ADAPMIXED_CORE_END
 
 namespace adapmixed::cuda {
 
-namespace device = adapmixed::ADAPMIXED_ISA;
-
 static void renyi_divergence(const Ensemble& in, const double* orders, std::int64_t num_orders,
                              double* forward, double* backward, const Queue& queue) {
   device::DivergenceOrders values{};

@@ -262,8 +262,6 @@ ADAPMIXED_CORE_END
 
 namespace adapmixed::cuda {
 
-namespace device = adapmixed::ADAPMIXED_ISA;
-
 namespace {
 
 std::int64_t tokens_each() { return simulated_or(device::kMostSampleTokens, 1); }

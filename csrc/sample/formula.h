@@ -9,7 +9,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 
 #include "common/config.h"
 #include "sample/chacha.h"
@@ -47,7 +46,7 @@ struct FixedPoint {
 
   ADAPMIXED_HD FixedPoint(double p, int k) : bits(0), shift(0) {
     if (!(p > 0.0)) return;
-    std::memcpy(&bits, &p, sizeof bits);
+    bits = bit_cast<std::uint64_t>(p);
     const int exponent = static_cast<int>(bits >> 52);  // 0: below 2^-1022
     constexpr std::uint64_t kOne = std::uint64_t(1) << 52;
     bits = (bits & (kOne - 1)) | (exponent > 0 ? kOne : 0);

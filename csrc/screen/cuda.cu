@@ -40,8 +40,6 @@ ADAPMIXED_CORE_END
 
 namespace adapmixed::cuda {
 
-namespace device = adapmixed::ADAPMIXED_ISA;
-
 static void screen(const Ensemble& in, const ScreenOptions& options, double* divergence,
                    bool* passed, const Queue& queue) {
   const DeviceGuard guard(queue);

@@ -20,7 +20,7 @@
 #include <utility>
 
 #include "common/float_ratio.h"
-#include "common/several.h"
+#include "common/simd_float.h"
 #include "leave_one_out/formula.h"
 #include "project/terms.h"
 #include "renyi/formula.h"
