@@ -215,6 +215,13 @@ def test_a_public_model_of_other_files_is_refused(adapters: list[Path], tmp_path
 
 
 Files = dict[str, Any]
+WHOLE: Files = {
+    "config.json": {"activation": "gelu", "dtype": "float32"},
+    "model.safetensors": "weights",
+    "tokenizer.json": {"model": {}, "padding": None},
+    "tokenizer_config.json": {"model_max_length": 8, "tokenizer_class": "A"},
+    "added_tokens.json": {"padding": 7},
+}
 
 
 def write(folder: Path, files: Files) -> dict[str, str]:
@@ -225,17 +232,35 @@ def write(folder: Path, files: Files) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"config.json": {"dtype": "bfloat16", "activation": "gelu", "_name_or_path": "a"}}, True),
+        ({"config.json": {"activation": "relu", "dtype": "float32"}}, False),
+        ({"tokenizer.json": {"padding": {"length": 3}, "model": {}}}, True),
+        ({"tokenizer.json": {"model": {"padding": 3}}}, False),
+        ({"tokenizer.json": {"model": {}, "normalizer": {"type": "Lowercase"}}}, False),
+        # transformers makes it a special token
+        ({"tokenizer.json": {"model": {}, "padding": {"pad_token": "a"}}}, False),
+        ({"tokenizer_config.json": {"tokenizer_class": "A", "chat_template": "x"}}, True),
+        ({"tokenizer_config.json": {"tokenizer_class": "A", "add_prefix_space": True}}, False),
+        ({"special_tokens_map.json": {"eos_token": "a"}}, False),
+        ({"added_tokens.json": {"padding": 8}}, False),  # a token, not a setting
+        ({"model.safetensors": "other"}, False),
+        ({"pytorch_model.bin": "other", "merges.txt": "a b", "README.md": "a"}, True),  # not read
+    ],
+)
+def test_settings_that_change_an_answer_change_a_digest(
+    change: Files, same: bool, tmp_path: Path
+) -> None:
+    before = write(tmp_path, WHOLE)
+    assert before.keys() == WHOLE.keys()
+    assert (write(tmp_path, change) == before) == same
+
+
+@pytest.mark.parametrize(
     ("files", "others"),
     [
         ({"pytorch_model.bin": "a", "tokenizer.model": "b"}, {}),
-        (
-            {"config.json": {}, "tokenizer.json": {}, "special_tokens_map.json": {}},
-            {"merges.txt": "a"},
-        ),
-        (
-            {"model.safetensors": "a", "added_tokens.json": {"padding": 7}},
-            {"pytorch_model.bin": "a"},
-        ),
         (
             {"1.bin": "a", "2.bin": "b"},
             {"pytorch_model.bin.index.json": {"weight_map": {"x": "1.bin", "y": "2.bin"}}},
@@ -262,8 +287,8 @@ def test_files_that_are_loaded_have_a_digest(files: Files, others: Files, tmp_pa
         other = f"{content}x" if isinstance(content, str) else content | {"x": 1}
         assert write(tmp_path, {name: other}) != before
         write(tmp_path, {name: content})
-    (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(ValueError, match="tokenizer_config.json must be JSON"):
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match="tokenizer.json must be JSON"):
         base_files(tmp_path)
 
 

@@ -44,6 +44,7 @@ from adapmixed.ensemble.public_model import (
     check_base,
     check_names,
     compare_files,
+    content_digest,
     is_hub_name,
     last_part,
     load_base,
@@ -591,9 +592,7 @@ def _check_layers(
 
 
 def _digest(settings: Mapping[str, Any], weights: bytes) -> str:
-    kept = {name: value for name, value in settings.items() if name not in _NAMES}
-    of_settings = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
-    of_weights = hashlib.sha256(weights).hexdigest()
+    of_weights, of_settings = hashlib.sha256(weights).hexdigest(), content_digest(settings, _NAMES)
     return f"{WEIGHTS_FILE} {of_weights}\n{ADAPTER_CONFIG} {of_settings}"
 
 

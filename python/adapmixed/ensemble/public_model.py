@@ -15,7 +15,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import product
 from pathlib import Path, PurePath
@@ -35,17 +35,35 @@ if TYPE_CHECKING:
 
 FILE_NAME = "ensemble.json"
 ADAPTER_CONFIG = "adapter_config.json"
+_ADDED_TOKENS = "added_tokens.json"
 _CONFIG = "config.json"
 _INDEX = ".index.json"
 _TOKENIZER = "tokenizer.json"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # transformers' order
-_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
 _VOCABULARIES = (
     "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "spm.model",
     "sentencepiece.bpe.model", "sentencepiece.model", "qwen.tiktoken", "tiktoken.model",
     "tekken.json", "emoji.json", "bpe.codes", "vocab-src.json", "vocab-tgt.json",
     "entity_vocab.json", "byte_maps.json", "prophetnet.tokenizer", "word_pronunciation.json",
     "word_shape.json", "normalizer.json",
+)  # fmt: skip
+# Settings that leave logits and ids alone: names, versions, lengths, padding, chat and output
+# formats.
+_ASIDE_OF_MODEL = frozenset(
+    {
+        "_name_or_path", "_commit_hash", "transformers_version", "dtype", "torch_dtype",
+        "use_cache", "architectures",
+    }
+)  # fmt: skip
+_ASIDE_OF_TOKENIZER = frozenset(
+    {
+        "padding", "truncation", "name_or_path", "transformers_version", "_commit_hash",
+        "special_tokens_map_file", "tokenizer_file", "chat_template", "is_local",
+        "local_files_only",
+        "clean_up_tokenization_spaces", "model_max_length", "max_length", "stride", "padding_side",
+        "truncation_side", "truncation_strategy", "pad_to_multiple_of", "model_input_names",
+    }
 )  # fmt: skip
 _TOKENS = 6  # of a trial
 _PADDING = 2
@@ -182,10 +200,11 @@ def base_files(folder: str | os.PathLike[str]) -> dict[str, str]:
     certain versions of transformers count, too.
 
     If there is a `tokenizer.json`, vocabularies in other formats are left out, because they are not
-    read. A digest is the SHA-256 of the file's bytes.
+    read. A digest is the SHA-256 of the file's bytes. For JSON it is the SHA-256 of the sorted
+    content without settings that leave logits and ids alone, such as padding, dtypes and names.
 
     Raises:
-        ValueError: if there is no such folder, or a file that names others is not JSON.
+        ValueError: if there is no such folder, or a JSON file cannot be parsed.
     """
     root = Path(folder)
     if not root.is_dir():
@@ -196,15 +215,12 @@ def base_files(folder: str | os.PathLike[str]) -> dict[str, str]:
 def file_digests(find: Callable[[str], Path | None]) -> dict[str, str]:
     """Return what :func:`base_files` returns, for files found by name, for instance on the hub."""
     versions = _content(find("tokenizer_config.json")).get("fast_tokenizer_files") or ()
-    names = [_CONFIG, *_weights(find), _TOKENIZER, *_SETTINGS, *_VOCABULARIES, *versions]
+    tokenizer = (_TOKENIZER, *_SETTINGS, _ADDED_TOKENS, *_VOCABULARIES)
+    names = [_CONFIG, *_weights(find), *tokenizer, *versions]
     found = {name: path for name in names if (path := find(name)) is not None}
     if _TOKENIZER in found:
         found = {name: path for name, path in found.items() if name not in _VOCABULARIES}
-    digests = {}
-    for name, path in sorted(found.items()):
-        with open(path, "rb") as file:
-            digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return digests
+    return {name: _digest(name, path) for name, path in sorted(found.items())}
 
 
 def _weights(find: Callable[[str], Path | None]) -> list[str]:
@@ -219,6 +235,16 @@ def _weights(find: Callable[[str], Path | None]) -> list[str]:
     return []
 
 
+def _digest(name: str, path: Path) -> str:
+    if path.suffix != ".json":
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    aside: Collection[str] = _ASIDE_OF_MODEL if name == _CONFIG else _ASIDE_OF_TOKENIZER
+    if name in (*_VOCABULARIES, _ADDED_TOKENS):  # their keys are tokens
+        aside = ()
+    return content_digest(read_json(path), aside)
+
+
 def read_json(path: Path) -> Any:
     """Return the content of a JSON file.
 
@@ -230,6 +256,16 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} must be JSON: {error}") from error
+
+
+def content_digest(content: Any, aside: Collection[str]) -> str:
+    """Return the SHA-256 of the sorted content of a JSON file without some of its keys."""
+    if isinstance(content, dict):
+        padding = content.get("padding")
+        content = {key: value for key, value in content.items() if key not in aside}
+        if "padding" in aside and isinstance(padding, dict) and "pad_token" in padding:
+            content["pad_token"] = padding["pad_token"]  # transformers makes it a special token
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _content(path: Path | None) -> dict[str, Any]:
