@@ -26,7 +26,7 @@ from adapmixed.ensemble.members import read_adapters
 from adapmixed.training import FinetuneConfig, blocks, save_adapter, shard_seed, train_adapter
 from adapmixed.training.blocks import Blocks, find_trunk, token_blocks, trunk_once
 from adapmixed.training.finetune import AdapterTrainer, adapted_copy, mean_loss
-from adapmixed.training.shards import hold_out_end
+from adapmixed.training.shards import hold_out
 
 CONFIG = FinetuneConfig(
     rank=3, alpha=6, target_modules=("lm_head",), learning_rate=0.02, epochs=3, batch_size=2,
@@ -251,12 +251,12 @@ def test_a_least_number_of_steps(kind: str) -> None:
 
 def test_the_end_of_a_stream_is_held_out() -> None:
     tokens = list(range(100))
-    assert hold_out_end(tokens, 0.05) == (tokens[:95], tokens[95:])
-    assert hold_out_end(tokens, 0.0) == (tokens, [])
-    assert hold_out_end(tokens[:60], 0.05) == (tokens[:57], tokens[57:60])
-    assert hold_out_end(tokens[:8], 0.05) == (tokens[:6], tokens[6:8])  # one predicts nothing
-    assert hold_out_end(tokens[:7], 0.05) == (tokens[:7], [])
-    assert hold_out_end([], 0.5) == ([], [])
+    assert hold_out(tokens, 0.05) == (tokens[:95], tokens[95:])
+    assert hold_out(tokens, 0.0) == (tokens, [])
+    assert hold_out(tokens[:60], 0.05) == (tokens[:57], tokens[57:60])
+    assert hold_out(tokens[:8], 0.05) == (tokens[:6], tokens[6:8])  # one predicts nothing
+    assert hold_out(tokens[:7], 0.05) == (tokens[:7], [])
+    assert hold_out([], 0.5) == ([], [])
 
 
 # Members of the output layer

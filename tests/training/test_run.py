@@ -53,10 +53,7 @@ def reference(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 def test_an_ensemble_is_whole_and_loads(
     tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, target: str
 ) -> None:
-    """A shard of one user holds out the end of its text, other shards whole users or the end.
-
-    An empty shard gives the public model.
-    """
+    """Every shard holds out the end of its text; an empty one gives the public model."""
     caplog.set_level(logging.INFO, logger="adapmixed.training.run")
     config = replace(CONFIG, target_modules=(target,), early_stopping=True)
     run = a_run(tmp_path, tiny, num_models=40, validation_fraction=0.3, config=config)
@@ -91,13 +88,10 @@ def test_an_ensemble_is_whole_and_loads(
         if count == 0:
             assert validation is None and record["epoch"] == 0 and record["losses"] == []
             continue
-        assert validation["tokens"] >= 2 and len(validation["losses"]) == 2
-        assert validation["documents"] == 5 * (count > 1) and record["tokens"] > 0
+        assert record["tokens"] > 0 and len(validation["losses"]) == 2
         losses = [validation["public_loss"], *validation["losses"]]
         assert validation["loss"] == losses[record["epoch"]] == min(losses)
-        if count == 1:
-            whole = record["tokens"] + validation["tokens"]
-            assert validation["tokens"] == int(0.3 * whole)
+        assert validation["tokens"] == int(0.3 * (record["tokens"] + validation["tokens"]))
     # Each member has its own seed, so the initial A of empty shards (with B = 0) differs.
     empty = [f"member-{i:03d}" for i, count in enumerate(counts) if not count]
     weights = {(run.output / name / "adapter_model.safetensors").read_bytes() for name in empty}
@@ -160,7 +154,7 @@ def test_one_run_at_a_time(tiny: Path, tmp_path: Path) -> None:
         refuses("ensemble.private must lie on a file system with locks", run)
     assert not run.output.exists()
     (private / "shards-of-a-killed-rank").mkdir(mode=0o700)
-    (run.output / ".tmp-member-000-0").mkdir(parents=True)
+    (run.output / ".next" / ".tmp-member-000-0").mkdir(parents=True)
     with sole_writer(private / "run.json"):
         refuses("another process trains into .*ensemble", run)
     assert (private / "shards-of-a-killed-rank").exists()
@@ -194,7 +188,7 @@ def test_a_run_goes_on_with_the_same_only(tiny: Path, tmp_path: Path) -> None:
     refuses("was begun with key_check", run)
     write_key(run.output)
     write_corpus(tmp_path / "corpus.jsonl", rows()[:-1])
-    refuses("was begun with another corpus, or its text has changed: give the same corpus, or", run)
+    refuses("was begun with another corpus, or its text has changed: give the same corpus, ", run)
     write_corpus(tmp_path / "corpus.jsonl")
     (tmp_path / "ensemble" / "ensemble.json").unlink()
     trained(run)
@@ -226,7 +220,7 @@ def test_refusals_before_any_work(tiny: Path, tmp_path: Path) -> None:
     refuses("corpus must hold text", replace(run, corpus=empty))
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked.private").mkdir(mode=0o700)
-    (tmp_path / "linked.private" / "run.json").write_text('{"format_version": 1, "settings": {}}')
+    (tmp_path / "linked.private" / "run.json").write_text('{"format_version": 2, "settings": {}}')
     (tmp_path / "linked" / "member-001").symlink_to(tmp_path)
     refuses("members must be folders in the output", replace(run, output=tmp_path / "linked"))
     foreign = tmp_path / "foreign"
@@ -271,7 +265,7 @@ def test_nobody_else_reads_a_member_before_it_is_published(
     modes: dict[str, int] = {}
 
     def interrupted(*_: object) -> None:
-        (folder,) = run.output.glob(".tmp-*")
+        (folder,) = run.output.glob(".next/.tmp-*")
         modes.update((path.name, path.stat().st_mode & 0o777) for path in folder.iterdir())
         modes["folder"] = folder.stat().st_mode & 0o777
         raise KeyboardInterrupt
@@ -286,8 +280,8 @@ def test_nobody_else_reads_a_member_before_it_is_published(
     assert (modes["folder"], modes["shard.json"]) == (0o700, 0o600)
 
 
-def test_the_split_of_a_folder_and_its_files_are_recorded(tiny: Path, tmp_path: Path) -> None:
-    """Names of files may be private, so that the private folder alone has them."""
+def test_the_split_of_a_folder_is_recorded(tiny: Path, tmp_path: Path) -> None:
+    """Names of files may be private, and are in no file."""
     run = a_run(tmp_path, tiny, config=replace(CONFIG, epochs=1))
     (tmp_path / "set").mkdir()
     for name in ("train-0.jsonl", "train-1.jsonl", "test.jsonl"):
@@ -295,10 +289,9 @@ def test_the_split_of_a_folder_and_its_files_are_recorded(tiny: Path, tmp_path: 
     corpus = Corpus(str(tmp_path / "set"), id_column="user", split="train")
     trained(replace(run, corpus=corpus))
     begun = json.loads((tmp_path / "ensemble.private" / "run.json").read_text())["settings"]
-    assert begun["corpus_files"] == ["train-0.jsonl", "train-1.jsonl"]
     written = (run.output / "ensemble.json").read_text()
     assert json.loads(written)["training"]["corpus"]["split"] == begun["corpus"]["split"] == "train"
-    assert "train-0" not in written
+    assert "train-0" not in written and "train-0" not in str(begun)
     (tmp_path / "set" / "train-2.jsonl").touch()  # no text: the run is the same
     trained(replace(run, corpus=replace(corpus)))
 
@@ -332,6 +325,7 @@ def test_conversations_are_trained_on_as_the_base_renders_them(tmp_path: Path) -
 def assert_whole(folder: Path, reference: dict[str, bytes]) -> None:
     """Assert that every file but temporary ones equals the file of the finished run."""
     for path, content in contents(folder).items() if folder.exists() else ():
+        path = path.removeprefix(".next/")
         if not path.startswith(".tmp-"):
             assert content == reference[path], path
 
@@ -371,7 +365,7 @@ def test_worker_processes_give_the_same_and_end_with_their_parent(
             train_ensemble(run, workers=2, say=lambda line: None)
 
     child = forked(work)
-    until(lambda: list(killed.output.glob("member-*")), seconds=120)
+    until(lambda: list(killed.output.glob(".next/member-*")), seconds=120)
     workers = psutil.Process(child).children(recursive=True)
     os.kill(child, signal.SIGKILL)
     assert status_of(child) == -signal.SIGKILL

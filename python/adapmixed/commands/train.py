@@ -73,8 +73,7 @@ class TrainOptions:
         metavar="LAYERS",
     )
     models: int | None = option(
-        "members, a public constant (default: the preset's, or a fifth more than there are names, "
-        f"in tens, or {NUM_MODELS} without --id-column)"
+        f"members, a public constant: places for names (default: {NUM_MODELS}, or the preset's)"
     )
     share_shards: bool = option("hash the names of --id-column to shards, which they may share")
     update: bool = option("train members again whose names came, changed or left")
@@ -98,13 +97,14 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed.ranks import joined
     from adapmixed.training.run import TrainingRun, train_ensemble
     from adapmixed.training.settings import PRESETS as SETTINGS
+    from adapmixed.training.settings import base_facts
 
     training = training_of(arguments, validation_fraction="float")
     held_out = training.pop("validation_fraction", 0.05)
-    facts = facts_of(arguments)
+    say_hub(arguments.base)
+    facts = base_facts(arguments.base, arguments.revision)
     preset = SETTINGS.get(arguments.preset)
-    has_places = arguments.id_column and not arguments.share_shards
-    num_models = preset.num_models if preset else None if has_places else NUM_MODELS
+    num_models = preset.num_models if preset else NUM_MODELS
     config = _config(arguments, facts, training)
     print(f"Corpus {corpus.name}. What stays in one shard: {corpus.unit}.", file=sys.stderr)
     if corpus.positional:
@@ -197,21 +197,6 @@ def corpus_of(arguments: argparse.Namespace) -> Corpus:
     if arguments.preset is None:
         return corpus
     return corpus.with_new_document(SETTINGS[arguments.preset].new_document)
-
-
-def facts_of(arguments: argparse.Namespace) -> BaseFacts:
-    """Return the facts about --base.
-
-    Raises:
-        ValueError: as `base_facts` and `check_base`.
-        OSError: if there is no such model.
-    """
-    from adapmixed.ensemble.public_model import reading_base
-    from adapmixed.training.settings import base_facts
-
-    say_hub(arguments.base)
-    with reading_base(arguments.base):
-        return base_facts(arguments.base, arguments.revision)
 
 
 def training_of(arguments: argparse.Namespace, *without: str, **more: str) -> dict[str, Any]:

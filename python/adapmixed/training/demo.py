@@ -10,7 +10,6 @@ from pathlib import Path
 from adapmixed.data import demo_base
 from adapmixed.data.builtin import private_documents
 from adapmixed.data.corpus import BUILTIN, Corpus
-from adapmixed.ensemble.public_model import reading_base
 from adapmixed.files import write_file
 from adapmixed.training.run import TrainingRun, train_ensemble
 from adapmixed.training.settings import HEAD, FinetuneConfig, base_facts
@@ -83,8 +82,7 @@ def _trained(
 ) -> Path:
     """Train an ensemble whose key is made of public words; return its folder."""
     create_key(TrainingFolder(folder, 0).key_file, words)
-    with reading_base(base):
-        config = replace(CONFIG, target_modules=(base_facts(base).head,))
+    config = replace(CONFIG, target_modules=(base_facts(base).head,))
     run = TrainingRun(
         base=base,
         corpus=corpus,

@@ -7,14 +7,8 @@ noise.
 
 import argparse
 
-from adapmixed.commands.options import check_alone, progress_bar
-from adapmixed.commands.train import (
-    add_training_options,
-    config_of,
-    corpus_of,
-    facts_of,
-    training_of,
-)
+from adapmixed.commands.options import check_alone, progress_bar, say_hub
+from adapmixed.commands.train import add_training_options, config_of, corpus_of, training_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,13 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Train and print the guarantee."""
     from adapmixed.training.run import DTYPES
-    from adapmixed.training.settings import PRESETS, documents_of
+    from adapmixed.training.settings import PRESETS, base_facts, documents_of
     from adapmixed_lab.dp_sgd import BATCH_SIZE, EPOCHS, PrivacyTarget, train_dp
 
     check_alone("dp-sgd")  # each rank would train an adapter, and the guarantee covers one
     corpus = corpus_of(arguments)
     training = training_of(arguments, "steps", "shared_a", "early_stopping")
-    facts = facts_of(arguments)
+    say_hub(arguments.base)
+    facts = base_facts(arguments.base, arguments.revision)
     documents = documents_of(corpus, arguments.base, facts.revision)
     settings: dict[str, object] = {}
     if name := arguments.preset:
