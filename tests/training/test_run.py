@@ -37,7 +37,7 @@ from adapmixed.data import Corpus
 from adapmixed.ensemble import Ensemble, read_manifest
 from adapmixed.ensemble.members import read_member_record
 from adapmixed.files import sole_writer
-from adapmixed.training import assign_shards, blocks, train_ensemble
+from adapmixed.training import assign_shards, train_ensemble
 from adapmixed.training.shards import await_path
 
 
@@ -100,7 +100,7 @@ def test_an_ensemble_is_whole_and_loads(
 
 def test_the_operators_files_are_private(tiny: Path, tmp_path: Path) -> None:
     run, other = (
-        replace(a_run(tmp_path, tiny, dtype="bfloat16"), output=tmp_path / name / "ensemble")
+        replace(a_run(tmp_path, tiny), output=tmp_path / name / "ensemble")
         for name in ("one", "other")
     )
     trained(run)
@@ -121,6 +121,14 @@ def test_the_operators_files_are_private(tiny: Path, tmp_path: Path) -> None:
     trained(other)
     drawn = other.output.with_name("ensemble.private") / "shard.key"
     assert (private / "shard.key").read_text() != drawn.read_text()
+
+
+def test_a_base_in_another_dtype(tiny: Path, tmp_path: Path, reference: dict[str, bytes]) -> None:
+    run = a_run(tmp_path, tiny, dtype="bfloat16")
+    found = trained(run)
+    assert Ensemble.from_pretrained(tiny, run.output).num_models == NUM_MODELS
+    members = [path for path in found if path.endswith("safetensors")]
+    assert members and not any(found[path] == reference[path] for path in members)
 
 
 def test_a_member_depends_on_its_shard_alone(tiny: Path, tmp_path: Path) -> None:
@@ -332,11 +340,7 @@ def assert_whole(folder: Path, reference: dict[str, bytes]) -> None:
 
 @pytest.mark.parametrize("target", ["c_attn", "lm_head"])
 @pytest.mark.slow
-def test_killed_before_every_change_of_the_disk(
-    tiny: Path, tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """This includes the hidden states of output-layer members, which are in a file here."""
-    monkeypatch.setattr(blocks, "IN_MEMORY", 0)
+def test_killed_before_every_change_of_the_disk(tiny: Path, tmp_path: Path, target: str) -> None:
     small: dict[str, Any] = {"num_models": 1, "validation_fraction": 0.0}
     small["config"] = replace(CONFIG, epochs=1, target_modules=(target,))
     run = a_run(tmp_path, tiny, "undisturbed", **small)

@@ -3,21 +3,15 @@
 If members adapt the output layer alone, everything below it is public and frozen. So its hidden
 states are the same in every epoch. They are computed once per token in eval mode and kept, and so
 are the public logits while they fit. Training is then a softmax regression on the tokens that are
-predicted. Hidden states are functions of the private text. So a file of them is readable by its
-owner alone, and has no name while in use: nothing is left of it, however the process ends.
+predicted. A shard with more of them than `STATES_BYTES` passes through the trunk in every epoch.
 """
 
 from __future__ import annotations
 
 import logging
-import mmap
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -31,8 +25,8 @@ IGNORED = -100
 """The label that torch's cross entropy ignores."""
 PASS_TOKENS = 512
 """Tokens per forward pass on a CPU, so that the logits stay in the cache; at least one block."""
-IN_MEMORY = 256 << 20
-"""Largest size of one shard's hidden states in memory, in bytes; larger ones go to a file."""
+STATES_BYTES = 4 << 30
+"""Largest size of one shard's hidden states, in bytes, which are kept in memory."""
 PUBLIC_BYTES = 1 << 30
 """Bytes of one shard's public logits that are kept; the others are computed in every epoch."""
 _TOKENS = 256  # tokens per pass of the trunk, so that activations stay in a core's cache
@@ -118,7 +112,7 @@ class HeadTrunk(NamedTuple):
 
 @contextmanager
 def trunk_once(
-    model: Any, trunk: HeadTrunk | None, parts: Sequence[Blocks], scratch: Path | None = None
+    model: Any, trunk: HeadTrunk | None, parts: Sequence[Blocks]
 ) -> Iterator[Sequence[Blocks]]:
     """Let a model that adapts its output layer alone answer from stored hidden states.
 
@@ -128,24 +122,21 @@ def trunk_once(
         model: an `finetune.adapted_copy` in eval mode.
         trunk: as `find_trunk` returns it; with None nothing is changed.
         parts: blocks of tokens.
-        scratch: a private folder for hidden states larger than `IN_MEMORY`; None to keep them
-            always in memory.
 
     Yields:
         the blocks to use instead of `parts`.
-
-    Raises:
-        RuntimeError: if `scratch` has no room for the states.
     """
-    if trunk is None or not any(map(len, parts)):
+    inner = model.get_base_model()
+    inputs, labels = (torch.cat([getattr(p, n) for p in parts]) for n in ("inputs", "labels"))
+    scored = int((labels[:, 1:] != IGNORED).sum())
+    width = inner.get_output_embeddings().weight.shape[1] * inner.dtype.itemsize
+    if trunk is None or not 0 < scored * width <= STATES_BYTES:
         yield parts
         return
-    inner = model.get_base_model()
     module = inner.get_submodule(trunk.name)
     head = head_name(inner)
     layer = inner.get_submodule(head)
-    inputs, labels = (torch.cat([getattr(p, n) for p in parts]) for n in ("inputs", "labels"))
-    states = _states(module, Blocks(inputs, labels), scratch)
+    states = _states(module, Blocks(inputs, labels))
     numbers = torch.zeros_like(inputs)
     numbers[:, :-1][labels[:, 1:] != IGNORED] = torch.arange(len(states))
     quick = trunk.plain and states.dtype == torch.float32 and not layer.base_layer.weight.is_cuda
@@ -277,7 +268,7 @@ def find_trunk(model: Any) -> HeadTrunk | None:
 
 
 @torch.no_grad()
-def _states(trunk: Any, blocks: Blocks, scratch: Path | None) -> Tensor:
+def _states(trunk: Any, blocks: Blocks) -> Tensor:
     """Return the hidden states from which tokens are predicted, (tokens, d) in the model's dtype.
 
     A pass takes few blocks, so that little is computed for padding.
@@ -291,32 +282,8 @@ def _states(trunk: Any, blocks: Blocks, scratch: Path | None) -> Tensor:
             found = trunk(input_ids=ids.to(device), use_cache=False)[0]
             found = found[targets != IGNORED]
             if states is None:
-                states = _storage((size, found.shape[-1]), found.dtype, scratch)
+                states = torch.empty((size, found.shape[-1]), dtype=found.dtype)
             states[done : done + len(found)] = found
             done += len(found)
     assert states is not None
     return states
-
-
-def _storage(shape: tuple[int, ...], dtype: torch.dtype, scratch: Path | None) -> Tensor:
-    """Return an uninitialised tensor in memory, or mapped from a nameless file in `scratch`.
-
-    The file's blocks are allocated at once, so that a full disk raises here and is no crash later.
-
-    Raises:
-        RuntimeError: if `scratch` has too little room.
-    """
-    size = torch.Size(shape).numel() * dtype.itemsize
-    if scratch is None or size <= IN_MEMORY:
-        return torch.empty(shape, dtype=dtype)
-    _LOG.info("hidden states of the shard: %d bytes in %s", size, scratch)
-    free = shutil.disk_usage(scratch).free
-    with tempfile.TemporaryFile(dir=scratch) as file:
-        try:
-            os.posix_fallocate(file.fileno(), 0, size)
-        except OSError as error:
-            raise RuntimeError(
-                f"{scratch} must have room for the hidden states of a shard, {size} bytes, "
-                f"got {free} free"
-            ) from error
-        return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=dtype).view(shape)

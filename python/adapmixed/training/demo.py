@@ -45,7 +45,7 @@ def train_demo(
     Raises:
         ValueError: if the folder holds another ensemble, for instance one trained on the text of
             another Python version.
-        RuntimeError: if a worker ended early, or the disk is full.
+        RuntimeError: if a worker ended early.
     """
     words = "adapmixed demonstration shards" + (f" {seed}" if seed else "")
     base = str(demo_base()) if base is None else base

@@ -178,7 +178,6 @@ class AdapterTrainer:
         shard: int,
         beginning: Sequence[int] = (),
         held_out: Sequence[int] = (),
-        scratch: Path | None = None,
     ) -> Trained:
         """Train one adapter on one shard. The trainer's next call changes its model.
 
@@ -190,12 +189,9 @@ class AdapterTrainer:
             shard: the shard's number, >= 0.
             beginning: the tokens that every block begins with (`text.beginning_of`).
             held_out: tokens of the same shard, on which the loss is measured after each epoch.
-            scratch: a private folder for hidden states that are too large for memory; None to keep
-                them in memory.
 
         Raises:
             ValueError: if a block is longer than the base's context.
-            RuntimeError: if `scratch` is full.
         """
         config, model = self._config, self._model
         parts = [
@@ -213,7 +209,7 @@ class AdapterTrainer:
             losses: list[float] = []
             held_losses: list[float] = []
             epoch, kept = 0, list[Tensor]()
-            with trunk_once(model, self._trunk, parts, scratch) as (blocks, held):
+            with trunk_once(model, self._trunk, parts) as (blocks, held):
                 trained = [p for p in model.parameters() if p.requires_grad]
                 generator = torch.Generator().manual_seed(shard_seed(seed, shard))
                 rounds = fit(model, blocks, config, generator=generator)

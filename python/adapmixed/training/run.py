@@ -171,7 +171,7 @@ def train_ensemble(
             `Corpus`, `TrainingFolder` and `base_facts`).
         ValueError: if the trial of a base of an untested type fails (`try_members`).
         ValueError: if there are more names than places, or `update` is not possible.
-        RuntimeError: if a worker or another rank was killed, or the disk is full.
+        RuntimeError: if a worker or another rank was killed.
     """
     check_count("workers", workers)
     ranks = ranks.over(run.num_models)
@@ -376,7 +376,6 @@ class MemberTrainer:
 
         Raises:
             ValueError: if training diverged.
-            RuntimeError: if the disk is full.
         """
         run = self._run
         documents = self._spool.read(shard)
@@ -384,12 +383,7 @@ class MemberTrainer:
         stream = token_stream(self._tokenizer, texts, self._vocab_size)
         tokens, held = hold_out(stream, run.validation_fraction)
         trained = self._trainer.train(
-            tokens,
-            seed=run.seed,
-            shard=shard,
-            beginning=self._facts.beginning,
-            held_out=held,
-            scratch=self._spool.folder,
+            tokens, seed=run.seed, shard=shard, beginning=self._facts.beginning, held_out=held
         )
         weights = (p for p in trained.model.parameters() if p.requires_grad)
         losses = (*trained.losses, *trained.held_out_losses)
