@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.lora import TESTED, block_names, head_name, linear_names
 from adapmixed.ensemble.members import read_adapters
-from adapmixed.training import FinetuneConfig, blocks, save_adapter, shard_seed, train_adapter
+from adapmixed.training import AdapterTrainer, FinetuneConfig, blocks, save_adapter, shard_seed
 from adapmixed.training.blocks import Blocks, find_trunk, token_blocks, trunk_once
-from adapmixed.training.finetune import AdapterTrainer, adapted_copy, mean_loss
+from adapmixed.training.finetune import Trained, adapted_copy, mean_loss
 from adapmixed.training.shards import hold_out
 
 CONFIG = FinetuneConfig(
@@ -44,6 +44,10 @@ def stream(seed: int, length: int = 90, successors: int = 2) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     steps = torch.randint(1, 1 + successors, (length,), generator=generator)
     return (steps.cumsum(0) % VOCAB).tolist()
+
+
+def train_adapter(base: Any, tokens: list[int], config: FinetuneConfig, **given: Any) -> Trained:
+    return AdapterTrainer(base, config).train(tokens, **given)
 
 
 def settings(base: Any, adapt: str = "head") -> FinetuneConfig:
@@ -195,9 +199,12 @@ def test_a_saved_adapter_is_ordinary_and_neutral(base: Any, tmp_path: Path, adap
 def test_refused_settings(base: Any) -> None:
     wrong: dict[str, Any] = {"target_modules": (), "learning_rate": 0.0, "alpha": 0.0}
     wrong |= dict.fromkeys(("rank", "epochs", "steps", "batch_size"), 0) | {"block_size": 1}
-    for name, value in (wrong | {"weight_decay": -0.1, "warmup_steps": -1}).items():
+    wrong |= {"weight_decay": -0.1, "warmup_steps": -1, "validation_fraction": float("nan")}
+    for name, value in wrong.items():
         with pytest.raises(ValueError, match=f"{name} must .*, got "):
             FinetuneConfig(**{name: value})
+    with pytest.raises(ValueError, match="validation_fraction must be > 0 with early_stopping"):
+        FinetuneConfig(early_stopping=True, validation_fraction=0.0)
     with pytest.raises(ValueError, match="block_size must be <= the base's 32"):
         train_adapter(base, [1, 2, 3], replace(settings(base), block_size=64), seed=0, shard=0)
 

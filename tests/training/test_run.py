@@ -55,8 +55,8 @@ def test_an_ensemble_is_whole_and_loads(
 ) -> None:
     """Every shard holds out the end of its text; an empty one gives the public model."""
     caplog.set_level(logging.INFO, logger="adapmixed.training.run")
-    config = replace(CONFIG, target_modules=(target,), early_stopping=True)
-    run = a_run(tmp_path, tiny, num_models=40, validation_fraction=0.3, config=config)
+    config = replace(CONFIG, target_modules=(target,), early_stopping=True, validation_fraction=0.3)
+    run = a_run(tmp_path, tiny, num_models=40, config=config)
     lines: list[str] = []
     train_ensemble(run, say=lines.append)
     manifest = read_manifest(run.output)
@@ -203,13 +203,9 @@ def test_a_run_goes_on_with_the_same_only(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_refusals_before_any_work(tiny: Path, tmp_path: Path) -> None:
-    stopping = {"config": replace(CONFIG, early_stopping=True)}
-    for name, value, more in (
-        ("num_models", 0, {}), ("seed", 0.5, {}), ("validation_fraction", 1.0, {}),
-        ("validation_fraction", 0.0, stopping), ("device", "tpu", {}), ("dtype", "float64", {}),
-    ):  # fmt: skip
+    for name, value in (("num_models", 0), ("seed", 0.5), ("device", "tpu"), ("dtype", "float64")):
         with pytest.raises(ValueError, match=f"{name} must .*, got "):
-            a_run(tmp_path, tiny, **{name: value} | more)
+            a_run(tmp_path, tiny, **{name: value})
     run = a_run(tmp_path, tiny)
     long = replace(CONFIG, block_size=64)
     refuses("block_size must be <= the base's 32", replace(run, config=long))
@@ -341,8 +337,8 @@ def assert_whole(folder: Path, reference: dict[str, bytes]) -> None:
 @pytest.mark.parametrize("target", ["c_attn", "lm_head"])
 @pytest.mark.slow
 def test_killed_before_every_change_of_the_disk(tiny: Path, tmp_path: Path, target: str) -> None:
-    small: dict[str, Any] = {"num_models": 1, "validation_fraction": 0.0}
-    small["config"] = replace(CONFIG, epochs=1, target_modules=(target,))
+    config = replace(CONFIG, epochs=1, target_modules=(target,), validation_fraction=0.0)
+    small: dict[str, Any] = {"num_models": 1, "config": config}
     run = a_run(tmp_path, tiny, "undisturbed", **small)
     reference = trained(run)
     for number in itertools.count(1):

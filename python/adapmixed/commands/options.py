@@ -49,11 +49,7 @@ _SUCH_AS = "such as 'clipped-mixing lower=0.78 upper=2.7'; see 'adapmixed mechan
 LINE_SECONDS = 30.0
 """Seconds between two lines of a progress without a terminal."""
 
-_TYPED = {
-    "memory_bytes": "memory",
-    "stop_strings": "stop",
-    "validation_fraction": "training: validation_fraction",
-}
+_TYPED = {"memory_bytes": "memory", "stop_strings": "stop"}
 """Arguments in Python whose options have other names."""
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 NUM_MODELS = 64
 ADAPT = "head"  # without a preset
+_OF_CORPUS = "text_column chat_column id_column split new_document"  # fields of `Corpus`
 _OF_RUN = "base output share_shards device dtype seed threads"  # fields of `TrainingRun`
 
 
@@ -99,8 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed.training.settings import PRESETS as SETTINGS
     from adapmixed.training.settings import base_facts
 
-    training = training_of(arguments, validation_fraction="float")
-    held_out = training.pop("validation_fraction", 0.05)
+    training = training_of(arguments)
     say_hub(arguments.base)
     facts = base_facts(arguments.base, arguments.revision)
     preset = SETTINGS.get(arguments.preset)
@@ -124,7 +124,6 @@ def run(arguments: argparse.Namespace) -> int:
                 num_models=num_models if arguments.models is None else arguments.models,
                 config=config,
                 revision=facts.revision,
-                validation_fraction=held_out,
             ),
             ranks=ranks,
             workers=arguments.workers,
@@ -186,24 +185,19 @@ def corpus_of(arguments: argparse.Namespace) -> Corpus:
     from adapmixed.data import Corpus
     from adapmixed.training.settings import PRESETS as SETTINGS
 
-    corpus = Corpus(
-        arguments.corpus,
-        text_column=arguments.text_column or "text",
-        chat_column=arguments.chat_column,
-        id_column=arguments.id_column,
-        split=arguments.split,
-        new_document=arguments.new_document,
-    )
+    given = {name: getattr(arguments, name) for name in _OF_CORPUS.split()}
+    given = {name: value for name, value in given.items() if value is not None}
+    corpus = Corpus(arguments.corpus, **given)
     if arguments.preset is None:
         return corpus
     return corpus.with_new_document(SETTINGS[arguments.preset].new_document)
 
 
-def training_of(arguments: argparse.Namespace, *without: str, **more: str) -> dict[str, Any]:
-    """Return the values of --training: fields of `FinetuneConfig` but `without`, and `more`."""
+def training_of(arguments: argparse.Namespace, *without: str) -> dict[str, Any]:
+    """Return the values of --training: fields of `FinetuneConfig` but `without`."""
     from adapmixed.training import FinetuneConfig
 
-    types = types_of(FinetuneConfig) | more
+    types = types_of(FinetuneConfig)
     own = {name: f"use --{name.replace('_', '-')}" for name in types if hasattr(arguments, name)}
     own["target_modules"] = "use --adapt"
     types = {name: types[name] for name in types if name not in (*own, *without)}

@@ -19,6 +19,7 @@ NUM_MODELS = 64
 CONFIG = FinetuneConfig(
     **HEAD | {"learning_rate": 1.2e-2, "epochs": 4, "steps": 1, "batch_size": 4},
     target_modules=("lm_head",),
+    validation_fraction=0.0,
 )
 """Few passes at a high learning rate, because the user waits for them."""
 
@@ -90,7 +91,6 @@ def _trained(
         num_models=num_models,
         config=config,
         seed=seed,
-        validation_fraction=0.0,
         share_shards=True,
     )
     train_ensemble(run, workers=workers, say=lambda _: None)

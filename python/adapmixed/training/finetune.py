@@ -229,13 +229,6 @@ class AdapterTrainer:
         return Trained(model.eval(), tuple(losses), tuple(held_losses), epoch)
 
 
-def train_adapter(
-    base: Any, tokens: Sequence[int], config: FinetuneConfig, **arguments: Any
-) -> Trained:
-    """Train one adapter on one shard; see `AdapterTrainer`, whose `train` takes the arguments."""
-    return AdapterTrainer(base, config).train(tokens, **arguments)
-
-
 def check_positions(base: Any, inputs: Tensor) -> None:
     """Raise ValueError if blocks (blocks, t) are longer than the base's context."""
     limit = max_positions(base.config.get_text_config())

@@ -93,8 +93,6 @@ class TrainingRun:
         config: the settings of every member's training.
         seed: seed of the run, which is public.
         revision: commit, tag or branch of a hub name, or None; the commit is recorded.
-        validation_fraction: share of each shard's tokens, in [0, 1), that is held out for
-            validation (`shards.hold_out`).
         threads: threads of every process, >= 1.
         device: "cpu" or "cuda". Among several processes, each takes the GPU of its local rank.
         dtype: dtype of the public model, "float32" or "bfloat16". Adapters are trained in float32.
@@ -112,7 +110,6 @@ class TrainingRun:
     config: FinetuneConfig
     seed: int = 0
     revision: str | None = None
-    validation_fraction: float = 0.05
     threads: int = 1
     device: str = "cpu"
     dtype: str = "float32"
@@ -123,15 +120,6 @@ class TrainingRun:
         check_count("threads", self.threads)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ValueError(f"seed must be an integer, got {self.seed!r}")
-        if not 0 <= self.validation_fraction < 1 or math.isnan(self.validation_fraction):
-            raise ValueError(
-                f"validation_fraction must be in [0, 1), got {self.validation_fraction}"
-            )
-        if self.config.early_stopping and not self.validation_fraction:
-            raise ValueError(
-                "validation_fraction must be > 0 with early_stopping, which needs held-out text of "
-                "each shard, got 0"
-            )
         check_option("device", self.device, ("cpu", "cuda"))
         check_option("dtype", self.dtype, tuple(DTYPES))
 
@@ -236,7 +224,6 @@ def train_ensemble(
         with TemporaryDirectory(prefix="shards-", dir=folder.private) as shards:
             wanted = range(run.num_models) if ranks.is_main else mine
             spooled = Spool(documents, shard_of, key=key, wanted=wanted, folder=Path(shards))
-            _LOG.info("the corpus is divided into shards")
             settings["corpus_hmac"] = spooled.fingerprint
             records = {at: shard_record(spooled.read(at), key=key) for at in wanted}
             withdrawn = folder.withdrawn()
@@ -294,7 +281,6 @@ def train_ensemble(
                     shards=tuple(records.values()),
                 )
             )
-            _LOG.info("%s is complete", folder.output)
         ranks.wait()  # until the main process has written `ensemble.json`
         await_path(folder.output / FILE_NAME)
     return read_manifest(folder.output)
@@ -333,7 +319,6 @@ def _training(run: TrainingRun) -> dict[str, Any]:
         "target_modules": list(run.config.target_modules),
         "num_models": run.num_models,
         "seed": run.seed,
-        "validation_fraction": run.validation_fraction,
         "threads": run.threads,
         "device": run.device,
         "dtype": run.dtype,
@@ -381,7 +366,7 @@ class MemberTrainer:
         documents = self._spool.read(shard)
         texts = [document.text for document in documents]
         stream = token_stream(self._tokenizer, texts, self._vocab_size)
-        tokens, held = hold_out(stream, run.validation_fraction)
+        tokens, held = hold_out(stream, run.config.validation_fraction)
         trained = self._trainer.train(
             tokens, seed=run.seed, shard=shard, beginning=self._facts.beginning, held_out=held
         )
@@ -508,8 +493,7 @@ def progress(
         say: called with each line.
     """
     left, total, begun = dict(steps), sum(steps.values()), time.monotonic()
-    shown = "{percentage:3.0f}% |{bar}| {elapsed}, {remaining} left"
-    with tqdm(total=total, disable=None, leave=False, bar_format=shown) as bar:
+    with tqdm(total=total, unit="step", disable=None, leave=False) as bar:
 
         def finished(shard: int, path: Path) -> None:
             bar.update(left.pop(shard))

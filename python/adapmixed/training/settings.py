@@ -49,6 +49,8 @@ class FinetuneConfig:
         block_size: tokens per block, >= 2.
         early_stopping: whether to keep the weights with the least loss on the shard's own held-out
             text, among the public model and the weights after each epoch.
+        validation_fraction: share of a shard's tokens, in [0, 1), that an ensemble's training holds
+            out (`shards.hold_out`).
 
     Raises:
         ValueError: if a setting is out of range.
@@ -66,6 +68,7 @@ class FinetuneConfig:
     batch_size: int = 8
     block_size: int = 512
     early_stopping: bool = False
+    validation_fraction: float = 0.05
 
     def expected_steps(self, size: int) -> int:
         """Return about how many steps a shard of so many bytes takes, for the time left."""
@@ -83,6 +86,12 @@ class FinetuneConfig:
         check_number("weight_decay", self.weight_decay, least=0.0)
         if not self.target_modules:
             raise ValueError("target_modules must name at least one layer, got ()")
+        if not 0 <= self.validation_fraction < 1:
+            raise ValueError(
+                f"validation_fraction must be in [0, 1), got {self.validation_fraction}"
+            )
+        if self.early_stopping and not self.validation_fraction:
+            raise ValueError("validation_fraction must be > 0 with early_stopping, got 0")
 
 
 WIKITEXT_HEADING = r" = [^=].*[^=] = *$"

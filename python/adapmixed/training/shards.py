@@ -124,12 +124,11 @@ def enrol(
             found[place] = found[place] if found[place] in present else None
     free = [place for place, name in enumerate(found) if name is None]
     if len(new) > len(free):
-        left = set(found) - present - {None}
-        first = "update without them first, which frees the places of names that left, "
         raise ValueError(
             f"num_models (--models) must leave a place for each of {len(new)} new names, got "
-            f"{len(free)} free of {len(table)}: {first * bool(left)}give more places, in a new "
-            "output if training has begun, or let names share them (--share-shards)"
+            f"{len(free)} free of {len(table)}: give more places, in a new output if training has "
+            "begun, or let names share them (--share-shards). An update without new names frees "
+            "the places of names that left"
         )
     for name in new:
         found[free.pop(_digest(name, key) % len(free))] = name

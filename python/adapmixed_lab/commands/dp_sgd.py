@@ -39,7 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     check_alone("dp-sgd")  # each rank would train an adapter, and the guarantee covers one
     corpus = corpus_of(arguments)
-    training = training_of(arguments, "steps", "shared_a", "early_stopping")
+    unused = ("steps", "shared_a", "early_stopping", "validation_fraction")
+    training = training_of(arguments, *unused)
     say_hub(arguments.base)
     facts = base_facts(arguments.base, arguments.revision)
     documents = documents_of(corpus, arguments.base, facts.revision)
