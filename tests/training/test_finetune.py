@@ -23,7 +23,7 @@ from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.lora import TESTED, block_names, head_name, linear_names
 from adapmixed.ensemble.members import read_adapters
 from adapmixed.training import AdapterTrainer, FinetuneConfig, blocks, save_adapter, shard_seed
-from adapmixed.training.blocks import Blocks, find_trunk, token_blocks, trunk_once
+from adapmixed.training.blocks import Blocks, HeadTrunk, token_blocks
 from adapmixed.training.finetune import Trained, adapted_copy, mean_loss
 from adapmixed.training.shards import hold_out
 
@@ -301,11 +301,11 @@ def test_the_trunk_runs_once_per_block(family: str, monkeypatch: pytest.MonkeyPa
     inner = model.get_base_model().get_decoder()
     inner.register_forward_hook(lambda module, given, found: calls.append(1))
     given = Blocks(*token_blocks(stream(3, 60), 16))
-    trunk_found = find_trunk(model)
+    trunk_found = HeadTrunk(model)
     with torch.no_grad():
         expected, logits = mean_loss(model, given), model(input_ids=given.inputs).logits
         calls.clear()
-        with trunk_once(model, trunk_found, [given]) as (stored,):
+        with trunk_found.once([given]) as (stored,):
             for _ in range(2):
                 assert mean_loss(model, stored) == pytest.approx(expected, abs=1e-5)
             (part,) = stored.passes(torch.tensor([3, 0]), whole=True)  # as on a GPU
@@ -362,7 +362,7 @@ def test_layers_by_full_name_are_those_that_peft_adapts(family: str) -> None:
         inner = model.get_base_model()
         found = [name for name, module in inner.named_modules() if hasattr(module, "lora_A")]
         assert found == list(names) and len(found) >= 5
-        assert find_trunk(model) is None
+        assert not HeadTrunk(model).found
 
 
 def test_states_that_memory_does_not_hold_are_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,6 +371,6 @@ def test_states_that_memory_does_not_hold_are_not_stored(monkeypatch: pytest.Mon
     given = Blocks(*token_blocks(stream(3, 60), 16))
     for limit in (size, size - 1):
         monkeypatch.setattr(blocks, "STATES_BYTES", limit)
-        with trunk_once(model, find_trunk(model), [given]) as (found,):
+        with HeadTrunk(model).once([given]) as (found,):
             assert (found is given) == (limit < size)
     check_equals_peft(base, 90, settings(base))

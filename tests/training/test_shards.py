@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from training_cases import CONFIG, KEY, USERS, a_run, contents, refuses, rows, w
 from adapmixed.ensemble import Ensemble, read_manifest
 from adapmixed.text import Document
 from adapmixed.training import TrainingRun, assign_shards, train_ensemble
-from adapmixed.training.run import progress
+from adapmixed.training.run import show_progress
 from adapmixed.training.shards import Spool, by_table, enrol
 
 HEAD = replace(CONFIG, target_modules=("lm_head",), epochs=1)
@@ -267,10 +268,14 @@ def test_time_left_counts_steps_and_not_members(
     lines: list[str] = []
     steps = {number: HEAD.expected_steps(size) for number, size in enumerate((0, 128 * 9, 128))}
     assert steps == {0: 0, 1: 9, 2: 1}
-    with progress(steps, lines.append) as finished:
+
+    def finished() -> Iterator[tuple[int, Path]]:
+        nonlocal now
         for shard in range(3):
-            finished(shard, folders / "old" / f"member-{shard:03d}")
+            yield shard, folders / "old" / f"member-{shard:03d}"
             now += 90 * 60
+
+    show_progress(finished(), steps, lines.append)
     assert lines == [
         "member-000: finished (1 of 3)",
         "member-001: finished (2 of 3, 10:00 left)",

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -96,62 +96,86 @@ def token_blocks(
     return inputs, labels
 
 
-class HeadTrunk(NamedTuple):
-    """The module whose output alone determines the logits.
+class HeadTrunk:
+    """The part of a model below its output layer, which alone is adapted.
 
-    Attributes:
-        name: its name.
-        kind: the type of its output.
-        plain: whether the output layer's results are the logits, without a cap or a scale.
-    """
-
-    name: str
-    kind: type
-    plain: bool
-
-
-@contextmanager
-def trunk_once(
-    model: Any, trunk: HeadTrunk | None, parts: Sequence[Blocks]
-) -> Iterator[Sequence[Blocks]]:
-    """Let a model that adapts its output layer alone answer from stored hidden states.
-
-    The model is changed while the context is entered, and restored afterwards.
+    It must be a module whose output alone determines the logits. A few public tokens are tried:
+    from the module's stored output the model must give the same bits. Without such a module, which
+    is logged, or if other layers are adapted, nothing is stored.
 
     Args:
         model: an `finetune.adapted_copy` in eval mode.
-        trunk: as `find_trunk` returns it; with None nothing is changed.
-        parts: blocks of tokens.
 
-    Yields:
-        the blocks to use instead of `parts`.
+    Attributes:
+        found: whether there is such a module.
     """
-    inner = model.get_base_model()
-    inputs, labels = (torch.cat([getattr(p, n) for p in parts]) for n in ("inputs", "labels"))
-    scored = int((labels[:, 1:] != IGNORED).sum())
-    width = inner.get_output_embeddings().weight.shape[1] * inner.dtype.itemsize
-    if trunk is None or not 0 < scored * width <= STATES_BYTES:
-        yield parts
-        return
-    module = inner.get_submodule(trunk.name)
-    head = head_name(inner)
-    layer = inner.get_submodule(head)
-    states = _states(module, Blocks(inputs, labels))
-    numbers = torch.zeros_like(inputs)
-    numbers[:, :-1][labels[:, 1:] != IGNORED] = torch.arange(len(states))
-    quick = trunk.plain and states.dtype == torch.float32 and not layer.base_layer.weight.is_cuda
-    own = _Head(layer, states) if quick else None
-    sizes = list(map(len, parts))
-    split = zip(torch.split(numbers, sizes), torch.split(labels, sizes), strict=True)
-    try:
-        inner.set_submodule(trunk.name, _Stored(states, trunk.kind))
-        inner.set_submodule(head, own or layer)
-        yield [Blocks(*part, own) for part in split]
-    finally:
-        if own is not None:
-            own.finish()
-        inner.set_submodule(trunk.name, module)
-        inner.set_submodule(head, layer)
+
+    found: bool = False
+
+    def __init__(self, model: Any) -> None:
+        self._model = inner = model.get_base_model()
+        if not adapts_head_alone(inner):
+            return
+        trunk, head = inner.get_decoder(), inner.get_output_embeddings()
+        self._name = name = next((one for one, m in inner.named_modules() if m is trunk), "")
+        numbers = torch.arange(_TRIAL, device=head.weight.device)[None]
+        # No token has its own number.
+        ids = (numbers + 1) % inner.config.get_text_config().vocab_size
+        try:
+            with torch.no_grad():
+                expected = inner(input_ids=ids, use_cache=False).logits
+                output = trunk(input_ids=ids, use_cache=False)
+                # Whether the output layer's results are the logits, without a cap or a scale.
+                self._plain = torch.equal(head(output[0]), expected)
+                self._kind = type(output)
+                inner.set_submodule(name, _Stored(output[0][0], type(output)))
+                self.found = torch.equal(inner(input_ids=numbers, use_cache=False).logits, expected)
+        except Exception as error:  # a model's own code may raise anything
+            _LOG.info("%s: %s", type(error).__name__, error)
+        finally:
+            if name:
+                inner.set_submodule(name, trunk)
+        if not self.found:
+            _LOG.warning(
+                "the trunk of %s was not found: it runs in every epoch instead of once",
+                type(inner).__name__,
+            )
+
+    @contextmanager
+    def once(self, parts: Sequence[Blocks]) -> Iterator[Sequence[Blocks]]:
+        """Let the model answer from stored hidden states while the context is entered.
+
+        Args:
+            parts: blocks of tokens.
+
+        Yields:
+            the blocks to use instead of `parts`.
+        """
+        inner = self._model
+        layer = inner.get_output_embeddings()
+        inputs, labels = (torch.cat([getattr(p, n) for p in parts]) for n in ("inputs", "labels"))
+        scored = int((labels[:, 1:] != IGNORED).sum())
+        size = scored * layer.weight.shape[1] * inner.dtype.itemsize
+        if not self.found or not 0 < size <= STATES_BYTES:
+            yield parts
+            return
+        module, head = inner.get_submodule(self._name), head_name(inner)
+        states = _states(module, Blocks(inputs, labels))
+        numbers = torch.zeros_like(inputs)
+        numbers[:, :-1][labels[:, 1:] != IGNORED] = torch.arange(len(states))
+        quick = self._plain and states.dtype == torch.float32 and not layer.weight.is_cuda
+        own = _Head(layer, states) if quick else None
+        sizes = list(map(len, parts))
+        split = zip(torch.split(numbers, sizes), torch.split(labels, sizes), strict=True)
+        try:
+            inner.set_submodule(self._name, _Stored(states, self._kind))
+            inner.set_submodule(head, own or layer)
+            yield [Blocks(*part, own) for part in split]
+        finally:
+            if own is not None:
+                own.finish()
+            inner.set_submodule(self._name, module)
+            inner.set_submodule(head, layer)
 
 
 def lora_layers(model: Any) -> list[Any]:
@@ -225,46 +249,6 @@ class _Head(nn.Module):
 def _add_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:
     if parameter.requires_grad:
         parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-
-
-def find_trunk(model: Any) -> HeadTrunk | None:
-    """Return the trunk of a model that adapts its output layer alone.
-
-    A few public tokens are tried: from the trunk's stored output the model must give the same bits.
-
-    Args:
-        model: an `finetune.adapted_copy` in eval mode.
-
-    Returns:
-        None if other layers are adapted, or no such module is found, which is logged.
-    """
-    inner = model.get_base_model()
-    if not adapts_head_alone(inner):
-        return None
-    trunk, head = inner.get_decoder(), inner.get_output_embeddings()
-    name = next((name for name, module in inner.named_modules() if module is trunk), "")
-    device = head.weight.device
-    numbers = torch.arange(_TRIAL, device=device)[None]
-    ids = (numbers + 1) % inner.config.get_text_config().vocab_size  # no token has its own number
-    try:
-        with torch.no_grad():
-            expected = inner(input_ids=ids, use_cache=False).logits
-            output = trunk(input_ids=ids, use_cache=False)
-            inner.set_submodule(name, _Stored(output[0][0], type(output)))
-            found = inner(input_ids=numbers, use_cache=False).logits
-            plain = torch.equal(head(output[0]), expected)
-        if torch.equal(found, expected):
-            return HeadTrunk(name, type(output), plain)
-    except Exception as error:  # a model's own code may raise anything
-        _LOG.info("%s: %s", type(error).__name__, error)
-    finally:
-        if name:
-            inner.set_submodule(name, trunk)
-    _LOG.warning(
-        "the trunk of %s was not found: it runs in every epoch instead of once",
-        type(inner).__name__,
-    )
-    return None
 
 
 @torch.no_grad()

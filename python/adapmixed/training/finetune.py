@@ -26,14 +26,7 @@ import torch
 from torch import Tensor
 
 from adapmixed.ensemble.public_model import max_positions
-from adapmixed.training.blocks import (
-    IGNORED,
-    Blocks,
-    find_trunk,
-    lora_layers,
-    token_blocks,
-    trunk_once,
-)
+from adapmixed.training.blocks import IGNORED, Blocks, HeadTrunk, lora_layers, token_blocks
 from adapmixed.training.settings import FinetuneConfig
 
 ROUNDS = 4
@@ -160,7 +153,7 @@ class AdapterTrainer:
 
     AdamW minimises the next-token cross entropy. After an optional warm-up, its learning rate falls
     linearly from `learning_rate` to zero over all steps. If the output layer alone is adapted,
-    everything below it runs once per token and in eval mode (`blocks.trunk_once`).
+    everything below it runs once per token and in eval mode (`blocks.HeadTrunk`).
     """
 
     def __init__(self, base: Any, config: FinetuneConfig) -> None:
@@ -168,7 +161,7 @@ class AdapterTrainer:
         self._config = config
         with torch.random.fork_rng([base.device] if base.device.type == "cuda" else []):
             self._model = adapted_copy(base, config).eval()
-        self._trunk = find_trunk(self._model)
+        self._trunk = HeadTrunk(self._model)
 
     def train(
         self,
@@ -209,7 +202,7 @@ class AdapterTrainer:
             losses: list[float] = []
             held_losses: list[float] = []
             epoch, kept = 0, list[Tensor]()
-            with trunk_once(model, self._trunk, parts) as (blocks, held):
+            with self._trunk.once(parts) as (blocks, held):
                 trained = [p for p in model.parameters() if p.requires_grad]
                 generator = torch.Generator().manual_seed(shard_seed(seed, shard))
                 rounds = fit(model, blocks, config, generator=generator)

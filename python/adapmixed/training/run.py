@@ -28,10 +28,10 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing.connection import wait
@@ -260,8 +260,8 @@ def train_ensemble(
             trainer = partial(MemberTrainer, run, facts, device, spooled, key)
             steps = {at: run.config.expected_steps(spooled.sizes[at]) for at in paths}
             _LOG.info("rank %d of %d trains %d members", ranks.rank, ranks.world, len(paths))
-            with progress(steps, tell) as finished:
-                train_members(paths, trainer, finished, workers=workers, threads=run.threads)
+            finished = train_members(paths, trainer, workers=workers, threads=run.threads)
+            show_progress(finished, steps, tell)
         ranks.wait()  # until all members are there
         if ranks.is_main:
             if changed or settings != begun:
@@ -403,19 +403,13 @@ class MemberTrainer:
 
 
 def train_members(
-    paths: Mapping[int, Path],
-    trainer: Callable[[], MemberTrainer],
-    finished: Callable[[int, Path], None],
-    *,
-    workers: int,
-    threads: int,
-) -> None:
-    """Train the given members in one process or several; each is written when it is finished.
+    paths: Mapping[int, Path], trainer: Callable[[], MemberTrainer], *, workers: int, threads: int
+) -> Iterator[tuple[int, Path]]:
+    """Train the given members in one process or several, and yield each when it is written.
 
     Args:
         paths: the folder of each member, by number; none of them may exist.
         trainer: makes the trainer of a process.
-        finished: called for each member.
         workers: number of processes, >= 1; 1 trains in this process.
         threads: threads of each process. The last bits of sums depend on this number, so a member
             depends on it, too.
@@ -433,7 +427,7 @@ def train_members(
             made = trainer()
             for shard, path in paths.items():
                 made.train(shard, path)
-                finished(shard, path)
+                yield shard, path
         finally:
             torch.set_num_threads(before)
         return
@@ -447,7 +441,7 @@ def train_members(
         running = {executor.submit(_train, *one): one for one in paths.items()}
         for future in as_completed(running):
             future.result()
-            finished(*running[future])
+            yield running[future]
     except BrokenProcessPool as error:
         raise RuntimeError(
             "a worker process ended early, and finished members are kept: in a script, call this "
@@ -479,23 +473,22 @@ def _train(shard: int, path: Path) -> None:
     _worker.train(shard, path)
 
 
-@contextmanager
-def progress(
-    steps: Mapping[int, int], say: Callable[[str], None]
-) -> Iterator[Callable[[int, Path], None]]:
-    """Show a bar on a terminal, and yield what says that a member is finished, and the time left.
+def show_progress(
+    finished: Iterable[tuple[int, Path]], steps: Mapping[int, int], say: Callable[[str], None]
+) -> None:
+    """Show a bar on a terminal, and say which members are finished, and the time left.
 
     The work of a member is measured by its steps: an empty shard has none. Values that depend on
     the text of a shard, such as its validation loss, are only logged and never in a line.
 
     Args:
+        finished: yields the members as they are trained.
         steps: expected steps of each member to be trained.
         say: called with each line.
     """
     left, total, begun = dict(steps), sum(steps.values()), time.monotonic()
     with tqdm(total=total, unit="step", disable=None, leave=False) as bar:
-
-        def finished(shard: int, path: Path) -> None:
+        for shard, path in finished:
             bar.update(left.pop(shard))
             rest, words = sum(left.values()), ""  # before there is a speed
             if (done := total - rest) or not rest:
@@ -506,5 +499,3 @@ def progress(
             record = read_member_record(path)
             found = (record["shard"]["documents"], record["tokens"], record["validation"])
             _LOG.info("%s: %d documents, %d tokens, validation %s", path.name, *found)
-
-        yield finished

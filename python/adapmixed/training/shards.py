@@ -427,11 +427,7 @@ class TrainingFolder:
         return {number for number, name in enumerate(members) if name is None}
 
     def begin(self, settings: Mapping[str, Any]) -> None:
-        """Record the settings of the run, which only a run with the same settings may continue.
-
-        Raises:
-            ValueError: as `check_settings`.
-        """
+        """Record the settings of a new run; those of one that was begun must be equal."""
         create_file(self.private / "run.json", _run_text(settings), mode=0o600)
         self.check_settings(settings)
 
