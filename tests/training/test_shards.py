@@ -165,13 +165,14 @@ def test_changed_members_alone_are_trained_again(tiny: Path, tmp_path: Path, fol
     before = {path: path.stat().st_mtime_ns for path in run.output.glob("member-*/*")}
     left = member_of(run.output, LEFT)  # as an update to another text, which was killed, left it
     shutil.copytree(folders / "old" / left, run.output / ".next" / left)
+    shutil.copytree(folders / "old" / left, run.output / ".next" / "member-000")
     lines: list[str] = []
     train_ensemble(run, say=lines.append, update=True)
     names = sorted(member_of(run.output, user) for user in (*CHANGED, LEFT, NEW))
     assert [line.split(":")[0] for line in lines[2:]] == names
     assert lines[1].startswith(f"Update: trains {', '.join(names)}, 4 of 16 members; the others ")
     assert "ε and δ of the periods add" in lines[1]
-    assert contents(run.output) == new
+    assert contents(run.output) == new and not (run.output / ".next").exists()
     assert {path.split("/")[0] for path in old if old[path] != new[path]} == {
         *names, "ensemble.json"
     }  # fmt: skip
@@ -209,7 +210,15 @@ def test_a_withdrawn_member_stays_so(tiny: Path, tmp_path: Path, folders: Path) 
     refuses(f"update needs a corpus without the text of {name}, ", before, update=True)
     assert read_manifest(run.output).members[int(name[-3:])] is None
     written(name)
-    assert train(before) == [name] and read_manifest(run.output) == whole
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("adapmixed.training.run.TrainingFolder.finish", killed)
+        train(before)
+    assert read_manifest(run.output) == whole  # a null of another member would be there, too
+    assert train(before) == []
     written(None)
     assert len(train(own(tmp_path, tiny, "ensemble", NEXT), update=True)) == 4
     assert contents(run.output) == contents(folders / "new")

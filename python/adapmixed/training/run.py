@@ -264,8 +264,7 @@ def train_ensemble(
             show_progress(finished, steps, tell)
         ranks.wait()  # until all members are there
         if ranks.is_main:
-            if changed or settings != begun:
-                folder.exchange(settings, changed)
+            folder.exchange(settings, changed)
             members = enumerate(folder.members)
             folder.finish(
                 Manifest(

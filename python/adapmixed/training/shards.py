@@ -432,23 +432,26 @@ class TrainingFolder:
         self.check_settings(settings)
 
     def exchange(self, settings: Mapping[str, Any], changed: Collection[int]) -> None:
-        """Record the corpus, and put the members that were trained on it in place.
+        """Put members in place, and record the corpus that they were trained on.
 
-        `ensemble.json` is removed. Even if the process ends at any moment, every member in place
-        was trained on the recorded corpus. So training can continue with that corpus.
+        For another corpus than the recorded one `ensemble.json` is removed. Even if the process
+        ends at any moment, every member in place was trained on the recorded corpus. So training
+        can continue with that corpus.
 
         Args:
             settings: as in `begin`, or those for another corpus.
             changed: numbers of the members whose new folders are in `next`.
         """
-        (self.output / FILE_NAME).unlink(missing_ok=True)
-        flush(self.output)
+        if another := self.begun() != settings:
+            (self.output / FILE_NAME).unlink(missing_ok=True)
+            flush(self.output)
         for place in (self.output / self.members[member] for member in changed):
             if place.exists():
                 os.rename(place, old := temporary_folder(place))
                 flush(self.output)
                 shutil.rmtree(old)
-        write_file(self.private / "run.json", _run_text(settings), mode=0o600)
+        if another:
+            write_file(self.private / "run.json", _run_text(settings), mode=0o600)
         for name in (self.members[member] for member in changed):
             await_path(self.next / name)
             os.rename(self.next / name, self.output / name)
@@ -460,7 +463,7 @@ class TrainingFolder:
         return read_member_record(path)["shard"] if path.is_dir() else None
 
     def finish(self, manifest: Manifest) -> None:
-        """Write `ensemble.json`, or check that an existing one is equal.
+        """Write `ensemble.json`, or check that an existing one is equal; nothing else is left.
 
         Raises:
             ValueError: if an existing one differs.
@@ -469,6 +472,7 @@ class TrainingFolder:
             write_manifest(self.output, manifest)
         if read_manifest(self.output) != manifest:
             raise ValueError(f"{self.output / FILE_NAME} must be as training wrote it, but differs")
+        shutil.rmtree(self.next)
 
 
 def await_path(path: Path) -> None:
