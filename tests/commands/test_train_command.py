@@ -96,7 +96,7 @@ def test_adapted_layers() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("rank=0", "--training: rank must be an integer >= 1, got 0"),
+        ("rank=0", "rank must be an integer >= 1, got 0"),
         ("shared_a=1", "--training: shared_a must be yes or no, got '1'"),
         ("block_size=8", "--training does not take block_size: use --block-size"),
         ("target_modules=lm_head", "--training does not take target_modules: use --adapt"),

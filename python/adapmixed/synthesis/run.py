@@ -128,19 +128,17 @@ class Journal:
         self._stack, self._file, self._process = ExitStack(), None, os.getpid()
         if path is None:
             return
-        try:
-            self._stack.enter_context(sole_writer(path))
+        with ExitStack() as stack:
+            stack.enter_context(sole_writer(path))
             create_file(path, b"")
             first = {"format_version": JOURNAL_VERSION, **settings}
             kept = self._read(path, json.loads(_line(first)))
-            self._file = self._stack.enter_context(open(path, "r+b", buffering=0))
+            self._file = stack.enter_context(open(path, "r+b", buffering=0))
             self._file.truncate(kept)  # a last line that was cut short
             self._file.seek(kept)
             if kept == 0:
                 self._append(first)
-        except BaseException:
-            self.close()
-            raise
+            self._stack = stack.pop_all()
 
     def _read(self, path: Path, expected: Any) -> int:
         """Take in what was written; return the bytes to keep, 0 if no batch is spent yet."""
@@ -204,7 +202,8 @@ class Synthesis:
     Attributes:
         ensemble: of prompts.
         batches: the records. Private, its numbers included.
-        mechanism: of every text; its `queries` are the most tokens of one.
+        mechanism: of every text.
+        most: the most tokens of a text, its end included.
         delta: δ.
         top_k, temperature, active, memory_bytes: as in `PrivateGenerator`.
         out: CSV file of the texts that are complete; None for none.
@@ -217,6 +216,7 @@ class Synthesis:
     ensemble: PromptEnsemble
     batches: Batches
     mechanism: ClippedLogPool
+    most: int
     delta: float
     top_k: int | None
     temperature: float
@@ -303,12 +303,6 @@ class Synthesis:
             top_k=self.top_k,
             ends=self.ensemble.end_tokens,
         )
-
-    @property
-    def most(self) -> int:
-        """The most tokens of a text, its end included."""
-        assert self.mechanism.queries is not None
-        return self.mechanism.queries
 
     def _show(self, done: int) -> None:
         if self.progress is not None:
@@ -406,8 +400,8 @@ def synthesize(
     }  # fmt: skip
     journal = Journal(None if folder is None else folder / "journal.jsonl", settings)
     return Synthesis(
-        ensemble, batches, mechanism, delta, top_k, temperature, active, memory_bytes, out,
-        journal, texts.id_column, ("positions",) if texts.positional else (), progress,
+        ensemble, batches, mechanism, max_tokens, delta, top_k, temperature, active, memory_bytes,
+        out, journal, texts.id_column, ("positions",) if texts.positional else (), progress,
     )  # fmt: skip
 
 

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings: dict[str, object] = {}
     if name := arguments.preset:
         settings = PRESETS[name].settings | {"epochs": EPOCHS[name], "batch_size": BATCH_SIZE}
-    config = config_of(arguments, facts, facts.adapt(arguments.adapt), settings, training)
+    config = config_of(facts, facts.adapt(arguments.adapt), settings, training)
     update, close = progress_bar(0, "step")
     guarantee = train_dp(
         arguments.base,
