@@ -92,7 +92,7 @@ def test_a_shard_depends_on_the_identifier_and_the_key_alone() -> None:
     other = assign_shards(names, 8, key=key[::-1])
     assert 350 < sum(a == b for a, b in zip(shards, other, strict=True)) < 650
     for number, bad, reason in (
-        (0, key, "num_shards must be >= 1, got 0"),
+        (0, key, "num_shards must be an integer >= 1, got 0"),
         (3, key[:15], "16 to 64 bytes, got 15"),
         (3, key * 5, "16 to 64 bytes, got 80"),
     ):

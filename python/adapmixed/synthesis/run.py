@@ -208,8 +208,7 @@ class Synthesis:
         top_k, temperature, active, memory_bytes: as in `PrivateGenerator`.
         out: CSV file of the texts that are complete; None for none.
         journal: what was drawn.
-        names: the column that names whose a record is; None if each row is one.
-        caveats: names of `CAVEATS` that the guarantee carries.
+        corpus: the source of the records.
         progress: called with (tokens drawn, most tokens).
     """
 
@@ -224,8 +223,7 @@ class Synthesis:
     memory_bytes: int
     out: Path | None
     journal: Journal
-    names: str | None
-    caveats: tuple[str, ...] = ()
+    corpus: Corpus
     progress: Progress | None = None
 
     @cached_property
@@ -237,13 +235,15 @@ class Synthesis:
     def guarantee(self) -> Guarantee:
         """The guarantee of all texts together: every record is in one batch at most."""
         cost = self.mechanism.cost_ahead(self.ensemble.num_models, self.most)
-        events = [*cost, *(Caveat(name) for name in self.caveats)]
-        return replace(Accountant(self.delta).add(events).guarantee(), unit="record")
+        caveats = [Caveat("positions")] if self.corpus.positional else []
+        found = Accountant(self.delta).add([*cost, *caveats]).guarantee()
+        return replace(found, unit="record")
 
     @property
     def promise(self) -> str:
         """The guarantee as a sentence about all texts."""
-        whose = "" if self.names is None else f" A record is everything of one '{self.names}'."
+        names = self.corpus.id_column
+        whose = "" if names is None else f" A record is everything of one '{names}'."
         return (
             f"Each of the {len(self.batches.slots)} texts is drawn from records of its own, so "
             f"what holds for one holds for all of them together. {self.guarantee}{whose} If a "
@@ -401,7 +401,7 @@ def synthesize(
     journal = Journal(None if folder is None else folder / "journal.jsonl", settings)
     return Synthesis(
         ensemble, batches, mechanism, max_tokens, delta, top_k, temperature, active, memory_bytes,
-        out, journal, texts.id_column, ("positions",) if texts.positional else (), progress,
+        out, journal, texts, progress,
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from adapmixed.ensemble.lora import head_name
+from adapmixed.limits import check_count
 from adapmixed_ext.low_rank import cross_entropy, pack_tokens, unpack_tokens
 
 _LOG = logging.getLogger(__name__)
@@ -83,8 +84,7 @@ def token_blocks(
     Raises:
         ValueError: if `block_size` is below 2.
     """
-    if block_size < 2:
-        raise ValueError(f"block_size must be >= 2, got {block_size}")
+    check_count("block_size", block_size, 2)
     starts = [i for i in range(0, len(tokens), block_size) if len(tokens) - i >= 2]
     inputs = torch.zeros((len(starts), len(beginning) + block_size), dtype=torch.int64)
     labels = torch.full(inputs.shape, IGNORED, dtype=torch.int64)

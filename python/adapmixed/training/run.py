@@ -77,8 +77,7 @@ from adapmixed.training.shards import (
 from adapmixed.workers import start_server
 
 _LOG = logging.getLogger(__name__)
-_worker: MemberTrainer | None = None
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_worker: Callable[[int, Path], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ class TrainingRun:
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ValueError(f"seed must be an integer, got {self.seed!r}")
         check_option("device", self.device, ("cpu", "cuda"))
-        check_option("dtype", self.dtype, tuple(DTYPES))
+        check_option("dtype", self.dtype, ("float32", "bfloat16"))
 
     @property
     def unit(self) -> str | None:
@@ -185,7 +184,8 @@ def train_ensemble(
         )
     targets = facts.targets(run.config.target_modules)
     if not facts.tested:  # refuse now what could not be loaded after the training
-        try_members(*load_base(run.base, DTYPES[run.dtype], revision=facts.revision), targets)
+        dtype = getattr(torch, run.dtype)
+        try_members(*load_base(run.base, dtype, revision=facts.revision), targets)
     unplaced = [None] * run.num_models
     if run.unit and not begun:  # before a file is written; the key does not matter
         enrol(unplaced, names, key=bytes(KEY_BYTES))
@@ -257,7 +257,7 @@ def train_ensemble(
             device = run.device
             if device == "cuda" and not ranks.alone:
                 device = f"cuda:{Rank.from_environment().local_rank}"
-            trainer = partial(MemberTrainer, run, facts, device, spooled, key)
+            trainer = partial(member_trainer, run, facts, device, spooled, key)
             steps = {at: run.config.expected_steps(spooled.sizes[at]) for at in paths}
             _LOG.info("rank %d of %d trains %d members", ranks.rank, ranks.world, len(paths))
             finished = train_members(paths, trainer, workers=workers, threads=run.threads)
@@ -328,46 +328,31 @@ def _training(run: TrainingRun) -> dict[str, Any]:
 # Members, one after the other
 
 
-class MemberTrainer:
-    """A trainer of members, one after the other, on one public model that is never changed."""
+def member_trainer(
+    run: TrainingRun, facts: BaseFacts, device: str, spool: Spool, key: bytes
+) -> Callable[[int, Path], None]:
+    """Load the public model, and return the function that trains a member into a new folder.
 
-    def __init__(
-        self, run: TrainingRun, facts: BaseFacts, device: str, spool: Spool, key: bytes
-    ) -> None:
-        """Load the public model.
+    B of an output layer is rounded to bfloat16: an ensemble then keeps it in half the memory. The
+    function raises ValueError if training diverges.
 
-        Args:
-            run: the settings of all members.
-            facts: facts about the public model.
-            device: the device, for instance "cpu" or "cuda:0".
-            spool: the shards.
-            key: the key of the partition.
-        """
-        model, tokenizer = load_base(run.base, getattr(torch, run.dtype), revision=facts.revision)
-        self._run, self._facts, self._spool, self._key = run, facts, spool, key
-        self._vocab_size = model.config.get_text_config().vocab_size
-        self._trainer = AdapterTrainer(model.to(device), run.config)
-        self._tokenizer = tokenizer
+    Args:
+        run: the settings of all members.
+        facts: facts about the public model.
+        device: the device, for instance "cpu" or "cuda:0".
+        spool: the shards.
+        key: the key of the partition.
+    """
+    model, tokenizer = load_base(run.base, getattr(torch, run.dtype), revision=facts.revision)
+    vocab_size = model.config.get_text_config().vocab_size
+    trainer = AdapterTrainer(model.to(device), run.config)
 
-    def train(self, shard: int, folder: Path) -> None:
-        """Train one member and move it to its folder.
-
-        B of an output layer is rounded to bfloat16: an ensemble then keeps it in half the memory.
-
-        Args:
-            shard: the member's number.
-            folder: the member's folder, which must not exist.
-
-        Raises:
-            ValueError: if training diverged.
-        """
-        run = self._run
-        documents = self._spool.read(shard)
-        texts = [document.text for document in documents]
-        stream = token_stream(self._tokenizer, texts, self._vocab_size)
+    def train(shard: int, folder: Path) -> None:
+        documents = spool.read(shard)
+        stream = token_stream(tokenizer, [document.text for document in documents], vocab_size)
         tokens, held = hold_out(stream, run.config.validation_fraction)
-        trained = self._trainer.train(
-            tokens, seed=run.seed, shard=shard, beginning=self._facts.beginning, held_out=held
+        trained = trainer.train(
+            tokens, seed=run.seed, shard=shard, beginning=facts.beginning, held_out=held
         )
         weights = (p for p in trained.model.parameters() if p.requires_grad)
         losses = (*trained.losses, *trained.held_out_losses)
@@ -378,7 +363,7 @@ class MemberTrainer:
             shorten(trained.model)
         record: dict[str, Any] = {
             "format_version": MEMBER_VERSION,
-            "shard": shard_record(documents, key=self._key),
+            "shard": shard_record(documents, key=key),
             "tokens": len(tokens),
             "losses": trained.losses,
             "epoch": trained.epoch,
@@ -393,28 +378,34 @@ class MemberTrainer:
                 "losses": after,
             }
         temporary = temporary_folder(folder)
-        save_adapter(trained.model, temporary, run.config, base_name=self._facts.name)
+        save_adapter(trained.model, temporary, run.config, base_name=facts.name)
         text = json.dumps(record, indent=1) + "\n"
         write_file(temporary / MEMBER_FILE, text.encode())
         for file in temporary.iterdir():  # the weights, too, depend on private text
             file.chmod(0o600)
         publish_folder(temporary, folder)
 
+    return train
+
 
 def train_members(
-    paths: Mapping[int, Path], trainer: Callable[[], MemberTrainer], *, workers: int, threads: int
+    paths: Mapping[int, Path],
+    trainer: Callable[[], Callable[[int, Path], None]],
+    *,
+    workers: int,
+    threads: int,
 ) -> Iterator[tuple[int, Path]]:
     """Train the given members in one process or several, and yield each when it is written.
 
     Args:
         paths: the folder of each member, by number; none of them may exist.
-        trainer: makes the trainer of a process.
+        trainer: makes the `member_trainer` of a process.
         workers: number of processes, >= 1; 1 trains in this process.
         threads: threads of each process. The last bits of sums depend on this number, so a member
             depends on it, too.
 
     Raises:
-        ValueError: as `MemberTrainer`.
+        ValueError: if training diverges.
         RuntimeError: if a worker process ended early.
     """
     if not paths:
@@ -423,9 +414,9 @@ def train_members(
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
-            made = trainer()
+            train = trainer()
             for shard, path in paths.items():
-                made.train(shard, path)
+                train(shard, path)
                 yield shard, path
         finally:
             torch.set_num_threads(before)
@@ -450,7 +441,7 @@ def train_members(
         executor.shutdown(cancel_futures=True)
 
 
-def _begin(trainer: Callable[[], MemberTrainer], threads: int) -> None:
+def _begin(trainer: Callable[[], Callable[[int, Path], None]], threads: int) -> None:
     """Prepare a worker process."""
     global _worker
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -469,7 +460,7 @@ def _end_with_parent() -> None:
 def _train(shard: int, path: Path) -> None:
     """Train one member in a worker process."""
     assert _worker is not None
-    _worker.train(shard, path)
+    _worker(shard, path)
 
 
 def show_progress(

@@ -62,6 +62,7 @@ from adapmixed.files import (
     temporary_folder,
     write_file,
 )
+from adapmixed.limits import check_count
 from adapmixed.text import Document
 
 FORMAT_VERSION = 2
@@ -89,8 +90,7 @@ def assign_shards(identifiers: Sequence[str], num_shards: int, *, key: bytes) ->
     Raises:
         ValueError: if an argument is out of range.
     """
-    if num_shards < 1:
-        raise ValueError(f"num_shards must be >= 1, got {num_shards}")
+    check_count("num_shards", num_shards)
     _check_key(key)
     return [_digest(identifier, key) % num_shards for identifier in identifiers]
 

@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train and print the guarantee."""
-    from adapmixed.training.run import DTYPES
+    import torch
+
     from adapmixed.training.settings import PRESETS, base_facts, documents_of
     from adapmixed_lab.dp_sgd import BATCH_SIZE, EPOCHS, PrivacyTarget, train_dp
 
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         base_name=facts.name,
         revision=facts.revision,
         device=arguments.device,
-        dtype=DTYPES[arguments.dtype],
+        dtype=getattr(torch, arguments.dtype),
         progress=update,
     )
     close()
