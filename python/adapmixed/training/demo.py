@@ -48,10 +48,9 @@ def train_demo(
             another Python version.
         RuntimeError: if a worker ended early.
     """
-    words = "adapmixed demonstration shards" + (f" {seed}" if seed else "")
     base = str(demo_base()) if base is None else base
     workers = workers or os.cpu_count() or 1
-    return _trained(folder, base, Corpus(BUILTIN), words, NUM_MODELS, seed=seed, workers=workers)
+    return _trained(folder, base, Corpus(BUILTIN), NUM_MODELS, seed=seed, workers=workers)
 
 
 def train_whole(folder: Path, base: str, *, seed: int = 0) -> Path:
@@ -75,13 +74,14 @@ def train_whole(folder: Path, base: str, *, seed: int = 0) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     write_file(text := output.with_suffix(".jsonl"), "".join(f"{row}\n" for row in rows).encode())
     corpus = Corpus(str(text), id_column="id")
-    return _trained(output, base, corpus, "adapmixed built-in text", 1, seed=seed, workers=1)
+    return _trained(output, base, corpus, 1, seed=seed, workers=1)
 
 
 def _trained(
-    folder: Path, base: str, corpus: Corpus, words: str, num_models: int, *, seed: int, workers: int
+    folder: Path, base: str, corpus: Corpus, num_models: int, *, seed: int, workers: int
 ) -> Path:
     """Train an ensemble whose key is made of public words; return its folder."""
+    words = "adapmixed demonstration shards" + (f" {seed}" if seed else "")
     create_key(TrainingFolder(folder, 0).key_file, words)
     config = replace(CONFIG, target_modules=(base_facts(base).head,))
     run = TrainingRun(

@@ -77,7 +77,9 @@ from adapmixed.training.shards import (
 from adapmixed.workers import start_server
 
 _LOG = logging.getLogger(__name__)
-_worker: Callable[[int, Path], None] | None = None
+Train = Callable[[int, Path], None]
+"""What trains a member, given its number and its folder."""
+_worker: Train | None = None
 
 
 @dataclass(frozen=True)
@@ -330,7 +332,7 @@ def _training(run: TrainingRun) -> dict[str, Any]:
 
 def member_trainer(
     run: TrainingRun, facts: BaseFacts, device: str, spool: Spool, key: bytes
-) -> Callable[[int, Path], None]:
+) -> Train:
     """Load the public model, and return the function that trains a member into a new folder.
 
     B of an output layer is rounded to bfloat16: an ensemble then keeps it in half the memory. The
@@ -389,11 +391,7 @@ def member_trainer(
 
 
 def train_members(
-    paths: Mapping[int, Path],
-    trainer: Callable[[], Callable[[int, Path], None]],
-    *,
-    workers: int,
-    threads: int,
+    paths: Mapping[int, Path], trainer: Callable[[], Train], *, workers: int, threads: int
 ) -> Iterator[tuple[int, Path]]:
     """Train the given members in one process or several, and yield each when it is written.
 
@@ -441,7 +439,7 @@ def train_members(
         executor.shutdown(cancel_futures=True)
 
 
-def _begin(trainer: Callable[[], Callable[[int, Path], None]], threads: int) -> None:
+def _begin(trainer: Callable[[], Train], threads: int) -> None:
     """Prepare a worker process."""
     global _worker
     threading.Thread(target=_end_with_parent, daemon=True).start()
