@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import os
 import signal
@@ -33,7 +32,6 @@ from training_cases import (
     write_key,
 )
 
-from adapmixed.data import Corpus
 from adapmixed.ensemble import Ensemble, read_manifest
 from adapmixed.ensemble.members import read_member_record
 from adapmixed.files import sole_writer
@@ -282,22 +280,6 @@ def test_nobody_else_reads_a_member_before_it_is_published(
     finally:
         os.umask(before)
     assert (modes["folder"], modes["shard.json"]) == (0o700, 0o600)
-
-
-def test_the_split_of_a_folder_is_recorded(tiny: Path, tmp_path: Path) -> None:
-    """Names of files may be private, and are in no file."""
-    run = a_run(tmp_path, tiny, config=replace(CONFIG, epochs=1))
-    (tmp_path / "set").mkdir()
-    for name in ("train-0.jsonl", "train-1.jsonl", "test.jsonl"):
-        write_corpus(tmp_path / "set" / name)
-    corpus = Corpus(str(tmp_path / "set"), id_column="user", split="train")
-    trained(replace(run, corpus=corpus))
-    begun = json.loads((tmp_path / "ensemble.private" / "run.json").read_text())["settings"]
-    written = (run.output / "ensemble.json").read_text()
-    assert json.loads(written)["training"]["corpus"]["split"] == begun["corpus"]["split"] == "train"
-    assert "train-0" not in written and "train-0" not in str(begun)
-    (tmp_path / "set" / "train-2.jsonl").touch()  # no text: the run is the same
-    trained(replace(run, corpus=replace(corpus)))
 
 
 def test_conversations_are_trained_on_as_the_base_renders_them(tmp_path: Path) -> None:

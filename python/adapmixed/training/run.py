@@ -230,7 +230,13 @@ def train_ensemble(
             records = {at: shard_record(spooled.read(at), key=key) for at in wanted}
             withdrawn = folder.withdrawn()
             if update:
-                _check_withdrawn(folder, withdrawn, records)
+                for at in withdrawn & records.keys():
+                    if documents := records[at]["documents"]:
+                        raise ValueError(
+                            f"update needs a corpus without the text of {folder.members[at]}, "
+                            f"which was withdrawn (null in ensemble.json), got {documents} "
+                            "documents: remove them, or put its name back"
+                        )
                 withdrawn = set()
             changed = [
                 at for at in wanted if at not in withdrawn and folder.record(at) != records[at]
@@ -285,19 +291,6 @@ def train_ensemble(
         ranks.wait()  # until the main process has written `ensemble.json`
         await_path(folder.output / FILE_NAME)
     return read_manifest(folder.output)
-
-
-def _check_withdrawn(
-    folder: TrainingFolder, withdrawn: Collection[int], records: Mapping[int, Mapping[str, Any]]
-) -> None:
-    """Raise ValueError if the shard of a withdrawn member has text."""
-    for at in records.keys() & withdrawn:
-        if records[at]["documents"]:
-            raise ValueError(
-                f"update needs a corpus without the text of {folder.members[at]}, which was "
-                f"withdrawn (null in ensemble.json), got {records[at]['documents']} documents: "
-                "remove them, or put its name back"
-            )
 
 
 def _update_line(folder: TrainingFolder, changed: Collection[int]) -> str:
