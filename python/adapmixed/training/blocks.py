@@ -104,7 +104,7 @@ class HeadTrunk:
     is logged, or if other layers are adapted, nothing is stored.
 
     Args:
-        model: an `finetune.adapted_copy` in eval mode.
+        model: a `finetune.adapted_copy` in eval mode.
 
     Attributes:
         found: whether there is such a module.
@@ -155,8 +155,8 @@ class HeadTrunk:
         layer = inner.get_output_embeddings()
         inputs, labels = (torch.cat([getattr(p, n) for p in parts]) for n in ("inputs", "labels"))
         scored = int((labels[:, 1:] != IGNORED).sum())
-        size = scored * layer.weight.shape[1] * inner.dtype.itemsize
-        if not self.found or not 0 < size <= STATES_BYTES:
+        width = layer.weight.shape[1] if self.found else 0
+        if not 0 < scored * width * inner.dtype.itemsize <= STATES_BYTES:
             yield parts
             return
         module, head = inner.get_submodule(self._name), head_name(inner)

@@ -204,7 +204,6 @@ def train_ensemble(
     with folder.held() if ranks.is_main else nullcontext():
         if ranks.is_main:
             create_key(folder.key_file)
-            folder.next.mkdir(mode=0o700, exist_ok=True)
         ranks.wait()  # until the main process has made the folders
         await_path(folder.key_file)
         key = load_key(folder.key_file)
@@ -244,6 +243,7 @@ def train_ensemble(
             ranks.wait()
             ranks.agree(settings)
             if ranks.is_main:
+                folder.next.mkdir(mode=0o700, exist_ok=True)
                 if update:
                     tell(_update_line(folder, changed))
                 else:
