@@ -38,7 +38,7 @@ READERS: dict[str, tuple[str, int, Callable[[Path], object]]] = {
     "run": ("run.json", training.FORMAT_VERSION, _run),
     "shard": (
         "shard.json",
-        training.FORMAT_VERSION,
+        manifest.MEMBER_VERSION,
         lambda path: training.read_member_record(path.parent),
     ),
     "plan": ("plan.json", options.PLAN_VERSION, options.read_plan),

@@ -17,7 +17,7 @@ from adapmixed.training.shards import TrainingFolder
 
 CONFIG = FinetuneConfig(
     rank=2, alpha=4, target_modules=("c_attn",), learning_rate=0.01, epochs=2, batch_size=2,
-    block_size=16,
+    block_size=16, validation_fraction=0.2,
 )  # fmt: skip
 USERS = [f"user-{number}" for number in range(12)]
 KEY = "00112233445566778899aabbccddeeff" * 2
@@ -61,7 +61,6 @@ def a_run(folder: Path, base: Path, name: str = "ensemble", **changes: Any) -> T
         output=folder / name,
         num_models=NUM_MODELS,
         config=CONFIG,
-        validation_fraction=0.2,
         share_shards=True,
     )
     return replace(run, **changes)

@@ -12,6 +12,7 @@ from rank_cases import in_ranks, result, started, status_of
 from training_cases import (
     CONFIG,
     NUM_MODELS,
+    USERS,
     a_run,
     contents,
     rows,
@@ -20,10 +21,11 @@ from training_cases import (
     write_corpus,
 )
 
+from adapmixed.ensemble import read_manifest
 from adapmixed.errors import ProcessError
 from adapmixed.ranks import Ranks
 from adapmixed.training import TrainingRun
-from adapmixed.training.run import MemberTrainer
+from adapmixed.training import run as training_run
 
 PRIVATE = {"run.json", "shard.key"}
 
@@ -44,17 +46,30 @@ def test_ranks_give_the_same_even_if_one_is_killed(tmp_path: Path) -> None:
 
         def work(ranks: Ranks, run: TrainingRun = run, victim: int = victim) -> None:
             if ranks.rank == victim:
-                MemberTrainer.train = dies  # type: ignore[assignment]  # in this child alone
+                training_run.member_trainer = lambda *_: dies  # in this child alone
             trained(run, ranks=ranks)
 
         ended = [status_of(child) for child in started(2, work, tmp_path)]
         assert ended[victim] == -signal.SIGKILL and ended[1 - victim] == 0
         error = result(tmp_path, 1 - victim)
         assert isinstance(error, ProcessError) and "another rank has ended" in str(error)
-        left = {path.split("/")[0] for path in contents(run.output)}
-        assert left == {f"member-{index:03d}" for index in range(1 - victim, NUM_MODELS, 2)}
+        left = {path.rpartition("/")[0] for path in contents(run.output)}
+        assert left == {f".next/member-{index:03d}" for index in range(1 - victim, NUM_MODELS, 2)}
         assert trained(run) == reference
         assert {path.name for path in tmp_path.glob(f"killed-{victim}.private/*")} == PRIVATE
+
+
+def test_ranks_update(tmp_path: Path) -> None:
+    """Both of them have members whose text has changed."""
+    base, newer = write_base(tmp_path / "base"), [row for row in rows() if row["user"] > USERS[1]]
+    one, two = (
+        a_run(tmp_path, base, name, num_models=16, share_shards=False) for name in ("one", "two")
+    )
+    assert trained(one) == trained(two)
+    write_corpus(tmp_path / "corpus.jsonl", newer)
+    in_ranks(2, lambda ranks: trained(two, ranks=ranks, update=True), tmp_path)
+    assert trained(one, update=True) == contents(two.output)
+    assert sum(shard["documents"] > 0 for shard in read_manifest(two.output).shards) == 10
 
 
 def test_ranks_wait_longer_than_their_timeout(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +22,10 @@ from torch import Tensor, nn
 from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.lora import TESTED, block_names, head_name, linear_names
 from adapmixed.ensemble.members import read_adapters
-from adapmixed.training import FinetuneConfig, blocks, save_adapter, shard_seed, train_adapter
-from adapmixed.training.blocks import Blocks, find_trunk, token_blocks, trunk_once
-from adapmixed.training.finetune import AdapterTrainer, adapted_copy, mean_loss
-from adapmixed.training.shards import hold_out_end
+from adapmixed.training import AdapterTrainer, FinetuneConfig, blocks, save_adapter, shard_seed
+from adapmixed.training.blocks import Blocks, HeadTrunk, token_blocks
+from adapmixed.training.finetune import Trained, adapted_copy, mean_loss
+from adapmixed.training.shards import hold_out
 
 CONFIG = FinetuneConfig(
     rank=3, alpha=6, target_modules=("lm_head",), learning_rate=0.02, epochs=3, batch_size=2,
@@ -45,6 +44,10 @@ def stream(seed: int, length: int = 90, successors: int = 2) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     steps = torch.randint(1, 1 + successors, (length,), generator=generator)
     return (steps.cumsum(0) % VOCAB).tolist()
+
+
+def train_adapter(base: Any, tokens: list[int], config: FinetuneConfig, **given: Any) -> Trained:
+    return AdapterTrainer(base, config).train(tokens, **given)
 
 
 def settings(base: Any, adapt: str = "head") -> FinetuneConfig:
@@ -196,9 +199,12 @@ def test_a_saved_adapter_is_ordinary_and_neutral(base: Any, tmp_path: Path, adap
 def test_refused_settings(base: Any) -> None:
     wrong: dict[str, Any] = {"target_modules": (), "learning_rate": 0.0, "alpha": 0.0}
     wrong |= dict.fromkeys(("rank", "epochs", "steps", "batch_size"), 0) | {"block_size": 1}
-    for name, value in (wrong | {"weight_decay": -0.1, "warmup_steps": -1}).items():
+    wrong |= {"weight_decay": -0.1, "warmup_steps": -1, "validation_fraction": float("nan")}
+    for name, value in wrong.items():
         with pytest.raises(ValueError, match=f"{name} must .*, got "):
             FinetuneConfig(**{name: value})
+    with pytest.raises(ValueError, match="validation_fraction must be > 0 with early_stopping"):
+        FinetuneConfig(early_stopping=True, validation_fraction=0.0)
     with pytest.raises(ValueError, match="block_size must be <= the base's 32"):
         train_adapter(base, [1, 2, 3], replace(settings(base), block_size=64), seed=0, shard=0)
 
@@ -251,12 +257,12 @@ def test_a_least_number_of_steps(kind: str) -> None:
 
 def test_the_end_of_a_stream_is_held_out() -> None:
     tokens = list(range(100))
-    assert hold_out_end(tokens, 0.05) == (tokens[:95], tokens[95:])
-    assert hold_out_end(tokens, 0.0) == (tokens, [])
-    assert hold_out_end(tokens[:60], 0.05) == (tokens[:57], tokens[57:60])
-    assert hold_out_end(tokens[:8], 0.05) == (tokens[:6], tokens[6:8])  # one predicts nothing
-    assert hold_out_end(tokens[:7], 0.05) == (tokens[:7], [])
-    assert hold_out_end([], 0.5) == ([], [])
+    assert hold_out(tokens, 0.05) == (tokens[:95], tokens[95:])
+    assert hold_out(tokens, 0.0) == (tokens, [])
+    assert hold_out(tokens[:60], 0.05) == (tokens[:57], tokens[57:60])
+    assert hold_out(tokens[:8], 0.05) == (tokens[:6], tokens[6:8])  # one predicts nothing
+    assert hold_out(tokens[:7], 0.05) == (tokens[:7], [])
+    assert hold_out([], 0.5) == ([], [])
 
 
 # Members of the output layer
@@ -295,11 +301,11 @@ def test_the_trunk_runs_once_per_block(family: str, monkeypatch: pytest.MonkeyPa
     inner = model.get_base_model().get_decoder()
     inner.register_forward_hook(lambda module, given, found: calls.append(1))
     given = Blocks(*token_blocks(stream(3, 60), 16))
-    trunk_found = find_trunk(model)
+    trunk_found = HeadTrunk(model)
     with torch.no_grad():
         expected, logits = mean_loss(model, given), model(input_ids=given.inputs).logits
         calls.clear()
-        with trunk_once(model, trunk_found, [given]) as (stored,):
+        with trunk_found.once([given]) as (stored,):
             for _ in range(2):
                 assert mean_loss(model, stored) == pytest.approx(expected, abs=1e-5)
             (part,) = stored.passes(torch.tensor([3, 0]), whole=True)  # as on a GPU
@@ -310,12 +316,14 @@ def test_the_trunk_runs_once_per_block(family: str, monkeypatch: pytest.MonkeyPa
     assert base.get_decoder() is trunk
 
 
-def test_the_trunk_has_no_dropout() -> None:
+@pytest.mark.parametrize("adapt", ["head", "first"])
+def test_the_trunk_has_no_dropout(adapt: str) -> None:
+    """A base in train mode is trained as one in eval mode. Layers above the trunk have dropout."""
     first, still = (
-        train_adapter(base, stream(1), settings(base), seed=5, shard=2)
+        train_adapter(base.train(), stream(1), settings(base, adapt), seed=5, shard=2)
         for base in (tiny("gpt2", resid_pdrop=p, embd_pdrop=p) for p in (0.5, 0.0))
     )
-    assert first.losses == still.losses
+    assert (first.losses == still.losses) == (adapt == "head")
 
 
 def test_a_trunk_that_is_not_found_runs_in_every_epoch(caplog: pytest.LogCaptureFixture) -> None:
@@ -354,34 +362,15 @@ def test_layers_by_full_name_are_those_that_peft_adapts(family: str) -> None:
         inner = model.get_base_model()
         found = [name for name, module in inner.named_modules() if hasattr(module, "lora_A")]
         assert found == list(names) and len(found) >= 5
-        assert find_trunk(model) is None
+        assert not HeadTrunk(model).found
 
 
-def test_states_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file gives the same bits, has no name while in use, and raises without room."""
-    base = tiny("llama").to(torch.bfloat16)
-    given: dict[str, Any] = {"config": settings(base), "seed": 5, "shard": 2}
-    expected = weights(train_adapter(base, stream(1), **given).model)
-    opened: list[tuple[str, int]] = []
-    real = os.open
-
-    def seen(path: Any, flags: int, mode: int = 0o777) -> int:
-        opened.append((str(path), mode))
-        return real(path, flags, mode)
-
-    monkeypatch.setattr(blocks, "IN_MEMORY", 0)
-    monkeypatch.setattr(os, "open", seen)
-    found = train_adapter(base, stream(1), **given, scratch=tmp_path)
-    assert opened and {mode for _, mode in opened} == {0o600}
-    assert all(path.startswith(str(tmp_path)) for path, _ in opened)
-    assert list(tmp_path.iterdir()) == []
-    assert same(weights(found.model), expected) == expected.keys()
-
-    def full(descriptor: int, offset: int, size: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    size = (90 - 6) * 16 * 2  # tokens that are predicted, d, bytes
-    with pytest.raises(RuntimeError, match=f"hidden states of a shard, {size} bytes, got .* free"):
-        train_adapter(base, stream(1), **given, scratch=tmp_path)
-    assert list(tmp_path.iterdir()) == []
+def test_states_that_memory_does_not_hold_are_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    base, size = tiny("llama"), (60 - 4) * 16 * 4  # tokens that are predicted, d, bytes
+    model = adapted_copy(base, settings(base)).eval()
+    given = Blocks(*token_blocks(stream(3, 60), 16))
+    for limit in (size, size - 1):
+        monkeypatch.setattr(blocks, "STATES_BYTES", limit)
+        with HeadTrunk(model).once([given]) as (found,):
+            assert (found is given) == (limit < size)
+    check_equals_peft(base, 90, settings(base))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import os
 import signal
@@ -33,11 +32,10 @@ from training_cases import (
     write_key,
 )
 
-from adapmixed.data import Corpus
 from adapmixed.ensemble import Ensemble, read_manifest
 from adapmixed.ensemble.members import read_member_record
 from adapmixed.files import sole_writer
-from adapmixed.training import assign_shards, blocks, train_ensemble
+from adapmixed.training import assign_shards, train_ensemble
 from adapmixed.training.shards import await_path
 
 
@@ -53,13 +51,10 @@ def reference(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 def test_an_ensemble_is_whole_and_loads(
     tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, target: str
 ) -> None:
-    """A shard of one user holds out the end of its text, other shards whole users or the end.
-
-    An empty shard gives the public model.
-    """
+    """Every shard holds out the end of its text; an empty one gives the public model."""
     caplog.set_level(logging.INFO, logger="adapmixed.training.run")
-    config = replace(CONFIG, target_modules=(target,), early_stopping=True)
-    run = a_run(tmp_path, tiny, num_models=40, validation_fraction=0.3, config=config)
+    config = replace(CONFIG, target_modules=(target,), early_stopping=True, validation_fraction=0.3)
+    run = a_run(tmp_path, tiny, num_models=40, config=config)
     lines: list[str] = []
     train_ensemble(run, say=lines.append)
     manifest = read_manifest(run.output)
@@ -91,13 +86,10 @@ def test_an_ensemble_is_whole_and_loads(
         if count == 0:
             assert validation is None and record["epoch"] == 0 and record["losses"] == []
             continue
-        assert validation["tokens"] >= 2 and len(validation["losses"]) == 2
-        assert validation["documents"] == 5 * (count > 1) and record["tokens"] > 0
+        assert record["tokens"] > 0 and len(validation["losses"]) == 2
         losses = [validation["public_loss"], *validation["losses"]]
         assert validation["loss"] == losses[record["epoch"]] == min(losses)
-        if count == 1:
-            whole = record["tokens"] + validation["tokens"]
-            assert validation["tokens"] == int(0.3 * whole)
+        assert validation["tokens"] == int(0.3 * (record["tokens"] + validation["tokens"]))
     # Each member has its own seed, so the initial A of empty shards (with B = 0) differs.
     empty = [f"member-{i:03d}" for i, count in enumerate(counts) if not count]
     weights = {(run.output / name / "adapter_model.safetensors").read_bytes() for name in empty}
@@ -106,7 +98,7 @@ def test_an_ensemble_is_whole_and_loads(
 
 def test_the_operators_files_are_private(tiny: Path, tmp_path: Path) -> None:
     run, other = (
-        replace(a_run(tmp_path, tiny, dtype="bfloat16"), output=tmp_path / name / "ensemble")
+        replace(a_run(tmp_path, tiny), output=tmp_path / name / "ensemble")
         for name in ("one", "other")
     )
     trained(run)
@@ -127,6 +119,14 @@ def test_the_operators_files_are_private(tiny: Path, tmp_path: Path) -> None:
     trained(other)
     drawn = other.output.with_name("ensemble.private") / "shard.key"
     assert (private / "shard.key").read_text() != drawn.read_text()
+
+
+def test_a_base_in_another_dtype(tiny: Path, tmp_path: Path, reference: dict[str, bytes]) -> None:
+    run = a_run(tmp_path, tiny, dtype="bfloat16")
+    found = trained(run)
+    assert Ensemble.from_pretrained(tiny, run.output).num_models == NUM_MODELS
+    members = [path for path in found if path.endswith("safetensors")]
+    assert members and not any(found[path] == reference[path] for path in members)
 
 
 def test_a_member_depends_on_its_shard_alone(tiny: Path, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_one_run_at_a_time(tiny: Path, tmp_path: Path) -> None:
         refuses("ensemble.private must lie on a file system with locks", run)
     assert not run.output.exists()
     (private / "shards-of-a-killed-rank").mkdir(mode=0o700)
-    (run.output / ".tmp-member-000-0").mkdir(parents=True)
+    (run.output / ".next" / ".tmp-member-000-0").mkdir(parents=True)
     with sole_writer(private / "run.json"):
         refuses("another process trains into .*ensemble", run)
     assert (private / "shards-of-a-killed-rank").exists()
@@ -194,20 +194,16 @@ def test_a_run_goes_on_with_the_same_only(tiny: Path, tmp_path: Path) -> None:
     refuses("was begun with key_check", run)
     write_key(run.output)
     write_corpus(tmp_path / "corpus.jsonl", rows()[:-1])
-    refuses("was begun with another corpus, or its text has changed: give the same corpus, or", run)
+    refuses("was begun with another corpus, or its text has changed: give the same corpus, ", run)
     write_corpus(tmp_path / "corpus.jsonl")
     (tmp_path / "ensemble" / "ensemble.json").unlink()
     trained(run)
 
 
 def test_refusals_before_any_work(tiny: Path, tmp_path: Path) -> None:
-    stopping = {"config": replace(CONFIG, early_stopping=True)}
-    for name, value, more in (
-        ("num_models", 0, {}), ("seed", 0.5, {}), ("validation_fraction", 1.0, {}),
-        ("validation_fraction", 0.0, stopping), ("device", "tpu", {}), ("dtype", "float64", {}),
-    ):  # fmt: skip
+    for name, value in (("num_models", 0), ("seed", 0.5), ("device", "tpu"), ("dtype", "float64")):
         with pytest.raises(ValueError, match=f"{name} must .*, got "):
-            a_run(tmp_path, tiny, **{name: value} | more)
+            a_run(tmp_path, tiny, **{name: value})
     run = a_run(tmp_path, tiny)
     long = replace(CONFIG, block_size=64)
     refuses("block_size must be <= the base's 32", replace(run, config=long))
@@ -226,7 +222,7 @@ def test_refusals_before_any_work(tiny: Path, tmp_path: Path) -> None:
     refuses("corpus must hold text", replace(run, corpus=empty))
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked.private").mkdir(mode=0o700)
-    (tmp_path / "linked.private" / "run.json").write_text('{"format_version": 1, "settings": {}}')
+    (tmp_path / "linked.private" / "run.json").write_text('{"format_version": 2, "settings": {}}')
     (tmp_path / "linked" / "member-001").symlink_to(tmp_path)
     refuses("members must be folders in the output", replace(run, output=tmp_path / "linked"))
     foreign = tmp_path / "foreign"
@@ -271,7 +267,7 @@ def test_nobody_else_reads_a_member_before_it_is_published(
     modes: dict[str, int] = {}
 
     def interrupted(*_: object) -> None:
-        (folder,) = run.output.glob(".tmp-*")
+        (folder,) = run.output.glob(".next/.tmp-*")
         modes.update((path.name, path.stat().st_mode & 0o777) for path in folder.iterdir())
         modes["folder"] = folder.stat().st_mode & 0o777
         raise KeyboardInterrupt
@@ -284,23 +280,6 @@ def test_nobody_else_reads_a_member_before_it_is_published(
     finally:
         os.umask(before)
     assert (modes["folder"], modes["shard.json"]) == (0o700, 0o600)
-
-
-def test_the_split_of_a_folder_and_its_files_are_recorded(tiny: Path, tmp_path: Path) -> None:
-    """Names of files may be private, so that the private folder alone has them."""
-    run = a_run(tmp_path, tiny, config=replace(CONFIG, epochs=1))
-    (tmp_path / "set").mkdir()
-    for name in ("train-0.jsonl", "train-1.jsonl", "test.jsonl"):
-        write_corpus(tmp_path / "set" / name)
-    corpus = Corpus(str(tmp_path / "set"), id_column="user", split="train")
-    trained(replace(run, corpus=corpus))
-    begun = json.loads((tmp_path / "ensemble.private" / "run.json").read_text())["settings"]
-    assert begun["corpus_files"] == ["train-0.jsonl", "train-1.jsonl"]
-    written = (run.output / "ensemble.json").read_text()
-    assert json.loads(written)["training"]["corpus"]["split"] == begun["corpus"]["split"] == "train"
-    assert "train-0" not in written
-    (tmp_path / "set" / "train-2.jsonl").touch()  # no text: the run is the same
-    trained(replace(run, corpus=replace(corpus)))
 
 
 def test_conversations_are_trained_on_as_the_base_renders_them(tmp_path: Path) -> None:
@@ -332,19 +311,16 @@ def test_conversations_are_trained_on_as_the_base_renders_them(tmp_path: Path) -
 def assert_whole(folder: Path, reference: dict[str, bytes]) -> None:
     """Assert that every file but temporary ones equals the file of the finished run."""
     for path, content in contents(folder).items() if folder.exists() else ():
+        path = path.removeprefix(".next/")
         if not path.startswith(".tmp-"):
             assert content == reference[path], path
 
 
 @pytest.mark.parametrize("target", ["c_attn", "lm_head"])
 @pytest.mark.slow
-def test_killed_before_every_change_of_the_disk(
-    tiny: Path, tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """This includes the hidden states of output-layer members, which are in a file here."""
-    monkeypatch.setattr(blocks, "IN_MEMORY", 0)
-    small: dict[str, Any] = {"num_models": 1, "validation_fraction": 0.0}
-    small["config"] = replace(CONFIG, epochs=1, target_modules=(target,))
+def test_killed_before_every_change_of_the_disk(tiny: Path, tmp_path: Path, target: str) -> None:
+    config = replace(CONFIG, epochs=1, target_modules=(target,), validation_fraction=0.0)
+    small: dict[str, Any] = {"num_models": 1, "config": config}
     run = a_run(tmp_path, tiny, "undisturbed", **small)
     reference = trained(run)
     for number in itertools.count(1):
@@ -371,7 +347,7 @@ def test_worker_processes_give_the_same_and_end_with_their_parent(
             train_ensemble(run, workers=2, say=lambda line: None)
 
     child = forked(work)
-    until(lambda: list(killed.output.glob("member-*")), seconds=120)
+    until(lambda: list(killed.output.glob(".next/member-*")), seconds=120)
     workers = psutil.Process(child).children(recursive=True)
     os.kill(child, signal.SIGKILL)
     assert status_of(child) == -signal.SIGKILL

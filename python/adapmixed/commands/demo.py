@@ -146,13 +146,12 @@ def run(arguments: argparse.Namespace) -> int:
 def _tokens(base: str, queries: int) -> list[int]:
     """Return the tokens of the held-out text; raise ValueError if there are too few."""
     from adapmixed.data import held_out_text
-    from adapmixed.ensemble.public_model import load_tokenizer, reading_base
+    from adapmixed.ensemble.public_model import load_tokenizer
     from adapmixed.evaluation import plan_windows
     from adapmixed.text import token_stream
     from adapmixed.training.settings import base_facts
 
-    with reading_base(base):
-        facts = base_facts(base)
+    facts = base_facts(base)
     tokens = token_stream(load_tokenizer(base), held_out_text())
     plan_windows(len(tokens), facts.longest_block, None, queries)
     return tokens

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 NUM_MODELS = 64
 ADAPT = "head"  # without a preset
+_OF_CORPUS = "text_column chat_column id_column split new_document"  # fields of `Corpus`
 _OF_RUN = "base output share_shards device dtype seed threads"  # fields of `TrainingRun`
 
 
@@ -72,8 +74,7 @@ class TrainOptions:
         metavar="LAYERS",
     )
     models: int | None = option(
-        "members, a public constant (default: the preset's, or a fifth more than there are names, "
-        f"in tens, or {NUM_MODELS} without --id-column)"
+        f"members, a public constant: places for names (default: {NUM_MODELS}, or the preset's)"
     )
     share_shards: bool = option("hash the names of --id-column to shards, which they may share")
     update: bool = option("train members again whose names came, changed or left")
@@ -97,14 +98,13 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed.ranks import joined
     from adapmixed.training.run import TrainingRun, train_ensemble
     from adapmixed.training.settings import PRESETS as SETTINGS
+    from adapmixed.training.settings import base_facts
 
-    training = training_of(arguments, validation_fraction="float")
-    held_out = training.pop("validation_fraction", 0.05)
-    facts = facts_of(arguments)
+    given = training_of(arguments)
+    facts = base_facts(arguments.base, arguments.revision)
     preset = SETTINGS.get(arguments.preset)
-    has_places = arguments.id_column and not arguments.share_shards
-    num_models = preset.num_models if preset else None if has_places else NUM_MODELS
-    config = _config(arguments, facts, training)
+    num_models = preset.num_models if preset else NUM_MODELS
+    config = _config(arguments, facts, given)
     print(f"Corpus {corpus.name}. What stays in one shard: {corpus.unit}.", file=sys.stderr)
     if corpus.positional:
         print(
@@ -123,7 +123,6 @@ def run(arguments: argparse.Namespace) -> int:
                 num_models=num_models if arguments.models is None else arguments.models,
                 config=config,
                 revision=facts.revision,
-                validation_fraction=held_out,
             ),
             ranks=ranks,
             workers=arguments.workers,
@@ -137,26 +136,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _config(
-    arguments: argparse.Namespace, facts: BaseFacts, training: dict[str, Any]
+    arguments: argparse.Namespace, facts: BaseFacts, given: Mapping[str, Any]
 ) -> FinetuneConfig:
-    """Return the training settings from the options, else the preset, else the defaults."""
+    """Return the training settings that are given, else the preset's, else the defaults."""
     from adapmixed.training.settings import HEAD
     from adapmixed.training.settings import PRESETS as SETTINGS
 
     preset = SETTINGS.get(arguments.preset)
     targets = facts.adapt(arguments.adapt or (None if preset else ADAPT))
-    settings: dict[str, Any] = {}
+    settings = HEAD if facts.targets(targets) == (facts.head,) else {}
     if preset is not None:
         settings = preset.settings
-    elif facts.targets(targets) == (facts.head,):
-        settings = HEAD
-    if "steps" in training:
-        if arguments.epochs is not None:
-            raise ValueError(f"epochs must not be given with steps, got {arguments.epochs}")
-        settings = settings | {"epochs": 1}
-    elif arguments.epochs is not None:
-        settings = settings | {"steps": 1}
-    return config_of(arguments, facts, targets, settings, training)
+    if {"steps", "epochs"} <= given.keys():
+        raise ValueError(f"epochs must not be given with steps, got {given['epochs']}")
+    one = {"epochs": 1} if "steps" in given else {"steps": 1} if "epochs" in given else {}
+    return config_of(facts, targets, settings | one, given)
 
 
 def add_training_options(parser: argparse.ArgumentParser, **output: str) -> None:
@@ -185,52 +179,35 @@ def corpus_of(arguments: argparse.Namespace) -> Corpus:
     from adapmixed.data import Corpus
     from adapmixed.training.settings import PRESETS as SETTINGS
 
-    corpus = Corpus(
-        arguments.corpus,
-        text_column=arguments.text_column or "text",
-        chat_column=arguments.chat_column,
-        id_column=arguments.id_column,
-        split=arguments.split,
-        new_document=arguments.new_document,
-    )
+    corpus = Corpus(arguments.corpus, **_given(arguments, _OF_CORPUS.split()))
     if arguments.preset is None:
         return corpus
     return corpus.with_new_document(SETTINGS[arguments.preset].new_document)
 
 
-def facts_of(arguments: argparse.Namespace) -> BaseFacts:
-    """Return the facts about --base.
-
-    Raises:
-        ValueError: as `base_facts` and `check_base`.
-        OSError: if there is no such model.
-    """
-    from adapmixed.ensemble.public_model import reading_base
-    from adapmixed.training.settings import base_facts
-
-    with reading_base(arguments.base):
-        return base_facts(arguments.base, arguments.revision)
-
-
-def training_of(arguments: argparse.Namespace, *without: str, **more: str) -> dict[str, Any]:
-    """Return the values of --training: fields of `FinetuneConfig` but `without`, and `more`."""
+def training_of(arguments: argparse.Namespace, *without: str) -> dict[str, Any]:
+    """Return the fields of `FinetuneConfig` that options and --training give, but `without`."""
     from adapmixed.training import FinetuneConfig
 
-    types = types_of(FinetuneConfig) | more
+    types = types_of(FinetuneConfig)
     own = {name: f"use --{name.replace('_', '-')}" for name in types if hasattr(arguments, name)}
-    own["target_modules"] = "use --adapt"
-    types = {name: types[name] for name in types if name not in (*own, *without)}
-    return settings_of("--training", (arguments.training or "").split(), types, own)
+    other = own | {"target_modules": "use --adapt"}
+    types = {name: types[name] for name in types if name not in (*other, *without)}
+    found = settings_of("--training", (arguments.training or "").split(), types, other)
+    return found | _given(arguments, own)
+
+
+def _given(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    return {name: one for name in names if (one := getattr(arguments, name)) is not None}
 
 
 def config_of(
-    arguments: argparse.Namespace,
     facts: BaseFacts,
     targets: tuple[str, ...],
-    settings: dict[str, Any],
-    training: dict[str, Any],
+    settings: Mapping[str, Any],
+    given: Mapping[str, Any],
 ) -> FinetuneConfig:
-    """Return the settings from the options and --training, else `settings`, else the defaults.
+    """Return the settings that are given, else `settings`, else the defaults.
 
     A block that is not given fits the base's window. `targets` are the names of the adapted layers.
 
@@ -239,13 +216,7 @@ def config_of(
     """
     from adapmixed.training import FinetuneConfig
 
-    given = {name: getattr(arguments, name) for name in ("epochs", "learning_rate", "block_size")}
-    given = {name: value for name, value in given.items() if value is not None}
-    config = FinetuneConfig(**settings | given, target_modules=targets)
-    try:
-        config = replace(config, **training)
-    except ValueError as error:
-        raise ValueError(f"--training: {error}") from error
+    config = FinetuneConfig(**{**settings, **given}, target_modules=targets)
     if "block_size" in given or facts.longest_block is None:
         return config
     return replace(config, block_size=min(config.block_size, facts.longest_block))

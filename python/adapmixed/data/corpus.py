@@ -176,12 +176,6 @@ class Corpus:
             "new_document": self.new_document,
         }
 
-    def files(self) -> list[str]:
-        """Return the local files' names, which may be private."""
-        if self.kind in (BUILTIN, "hub"):
-            return []
-        return [relative_name(Path(self.source), file) for file in self._files()]
-
     def documents(self, render: Render = None) -> Iterator[Document]:
         """Yield the documents that hold text, in the order of the source.
 

@@ -58,7 +58,7 @@ from adapmixed.text import beginning_of
 
 FORMAT_VERSION = 5
 MEMBER_FILE = "shard.json"
-MEMBER_VERSION = 1
+MEMBER_VERSION = 2
 DOCUMENT_NAMES = ("stable", "positions")
 """How documents are named for their shards: by names that no other document can change ("stable"),
 or by positions in a file."""

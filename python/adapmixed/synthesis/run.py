@@ -34,7 +34,7 @@ from adapmixed.files import create_file, sole_writer, write_file
 from adapmixed.generation import PrivateGenerator
 from adapmixed.limits import DEFAULT_ACTIVE, check_count
 from adapmixed.mechanisms import ClippedLogPool
-from adapmixed.privacy import Accountant, BoundedRangeAnswer, Caveat, Event, Guarantee
+from adapmixed.privacy import Accountant, Caveat, Guarantee
 from adapmixed.privacy.planner import CHOSEN_SCALE, models_for, recommended
 from adapmixed.training.shards import assign_shards, keyed_name
 
@@ -49,7 +49,7 @@ BETWEEN = "\n\n"
 """Between the records of one name."""
 
 Progress = Callable[[int, int], None]
-JOURNAL_VERSION = 1
+JOURNAL_VERSION = 2
 
 
 class Batches(NamedTuple):
@@ -84,18 +84,15 @@ def dealt(documents: Iterable[Document], count: int, size: int, *, key: bytes) -
         key: 16 to 64 bytes, a secret.
 
     Raises:
-        ValueError: there are no records, or fewer names than `size` for each of the batches.
+        ValueError: there are fewer names than `size` for each of the batches.
     """
     texts: dict[str, list[str]] = {}
     for document in documents:
         texts.setdefault(document.identifier, []).append(document.text)
     if len(texts) < count * size:
-        possible = len(texts) // size
         raise ValueError(
-            f"count must be <= {possible}, the batches of {size} that {len(texts)} names fill, got "
-            f"{count}: ask for fewer texts, or for smaller batches"
-            if possible
-            else f"texts must hold at least {size} names, a batch, got {len(texts)}"
+            f"texts must hold at least {count * size} names, {count} batches of {size}, got "
+            f"{len(texts)}: ask for fewer texts, or for smaller batches"
         )
     found: list[list[str]] = [[] for _ in range(count)]
     for name in sorted(texts, key=lambda name: keyed_name(name, key)):
@@ -109,9 +106,9 @@ class Journal:
     """The one writer of a journal: which batches are spent, and the tokens drawn from them.
 
     It is a file of JSON lines. Its first line holds the settings. Then each batch has a line before
-    its first token is drawn, one for each token, and one at its end. Every line is on the device
-    before the next token is drawn. So after a kill the same text goes on: no batch is spent unseen,
-    and a token that was drawn without its line was seen by nobody.
+    its first token is drawn, and one for each token. Every line is on the device before the next
+    token is drawn. So after a kill the same text goes on: no batch is spent unseen, and a token
+    that was drawn without its line was seen by nobody.
 
     Args:
         path: of the file, which is continued if it is there; None to keep it in memory alone.
@@ -119,7 +116,6 @@ class Journal:
 
     Attributes:
         tokens: the tokens that were drawn, by batch.
-        ended: the batches whose text is complete.
 
     Raises:
         ValueError: the file has other settings or another format, or it is damaged.
@@ -129,23 +125,20 @@ class Journal:
 
     def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
         self.tokens: dict[int, list[int]] = {}
-        self.ended: set[int] = set()
         self._stack, self._file, self._process = ExitStack(), None, os.getpid()
         if path is None:
             return
-        try:
-            self._stack.enter_context(sole_writer(path))
+        with ExitStack() as stack:
+            stack.enter_context(sole_writer(path))
             create_file(path, b"")
             first = {"format_version": JOURNAL_VERSION, **settings}
             kept = self._read(path, json.loads(_line(first)))
-            self._file = self._stack.enter_context(open(path, "r+b", buffering=0))
+            self._file = stack.enter_context(open(path, "r+b", buffering=0))
             self._file.truncate(kept)  # a last line that was cut short
             self._file.seek(kept)
             if kept == 0:
                 self._append(first)
-        except BaseException:
-            self.close()
-            raise
+            self._stack = stack.pop_all()
 
     def _read(self, path: Path, expected: Any) -> int:
         """Take in what was written; return the bytes to keep, 0 if no batch is spent yet."""
@@ -155,13 +148,10 @@ class Journal:
             first, *lines = [json.loads(line) for line in content[:kept].splitlines()] or [{}]
             differ = [name for name, value in expected.items() if first.get(name) != value]
             for entry in lines:
-                batch = entry["batch"]
                 if "token" in entry:
-                    self.tokens[batch].append(entry["token"])
-                elif "ended" in entry:
-                    self.ended.add(batch)
+                    self.tokens[entry["batch"]].append(entry["token"])
                 else:
-                    self.tokens[batch] = []
+                    self.tokens[entry["batch"]] = []
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} must be an intact journal: {error!r}") from error
         if lines and differ:
@@ -181,11 +171,6 @@ class Journal:
         """Add a token that was drawn from a batch."""
         self._append({"batch": batch, "token": token})
         self.tokens[batch].append(token)
-
-    def end(self, batch: int) -> None:
-        """Note that the text of a batch is complete."""
-        self._append({"batch": batch, "ended": True})
-        self.ended.add(batch)
 
     def _append(self, entry: Mapping[str, Any]) -> None:
         if os.getpid() != self._process:  # parent and child of a fork would each draw a text
@@ -217,19 +202,20 @@ class Synthesis:
     Attributes:
         ensemble: of prompts.
         batches: the records. Private, its numbers included.
-        mechanism: of every text; its `queries` are the most tokens of one.
+        mechanism: of every text.
+        most: the most tokens of a text, its end included.
         delta: δ.
         top_k, temperature, active, memory_bytes: as in `PrivateGenerator`.
         out: CSV file of the texts that are complete; None for none.
         journal: what was drawn.
-        names: the column that names whose a record is; None if each row is one.
-        caveats: names of `CAVEATS` that the guarantee carries.
+        corpus: the source of the records.
         progress: called with (tokens drawn, most tokens).
     """
 
     ensemble: PromptEnsemble
     batches: Batches
     mechanism: ClippedLogPool
+    most: int
     delta: float
     top_k: int | None
     temperature: float
@@ -237,8 +223,7 @@ class Synthesis:
     memory_bytes: int
     out: Path | None
     journal: Journal
-    names: str | None
-    caveats: tuple[str, ...] = ()
+    corpus: Corpus
     progress: Progress | None = None
 
     @cached_property
@@ -249,17 +234,16 @@ class Synthesis:
     @property
     def guarantee(self) -> Guarantee:
         """The guarantee of all texts together: every record is in one batch at most."""
-        pool, models = self.mechanism, self.ensemble.num_models
-        answer = BoundedRangeAnswer(
-            pool.scale, pool.lower, pool.upper, models, self.most, self.most
-        )
-        events: list[Event] = [answer, *(Caveat(name) for name in self.caveats)]
-        return replace(Accountant(self.delta).add(events).guarantee(), unit="record")
+        cost = self.mechanism.cost_ahead(self.ensemble.num_models, self.most)
+        caveats = [Caveat("positions")] if self.corpus.positional else []
+        found = Accountant(self.delta).add([*cost, *caveats]).guarantee()
+        return replace(found, unit="record")
 
     @property
     def promise(self) -> str:
         """The guarantee as a sentence about all texts."""
-        whose = "" if self.names is None else f" A record is everything of one '{self.names}'."
+        names = self.corpus.id_column
+        whose = "" if names is None else f" A record is everything of one '{names}'."
         return (
             f"Each of the {len(self.batches.slots)} texts is drawn from records of its own, so "
             f"what holds for one holds for all of them together. {self.guarantee}{whose} If a "
@@ -278,25 +262,24 @@ class Synthesis:
     @cached_property
     def _drawn(self) -> Iterator[tuple[int, str]]:
         """The one generator: a second one would draw from the same records again."""
-        journal, done = self.journal, 0
-        texts = {batch: self._text(batch) for batch in sorted(journal.ended)}
+        journal = self.journal
+        complete = [batch for batch, drawn in journal.tokens.items() if self._is_complete(drawn)]
+        texts = {batch: self._text(batch) for batch in sorted(complete)}
         for batch, records in enumerate(self.batches.slots):
-            if batch not in texts:
-                before = journal.tokens.get(batch, [])
-                steps = self._steps(records, before)
-                done += len(before)
-                journal.begin(batch)  # unless the text does not fit, which has raised
-                for step in steps:
-                    journal.add(batch, int(step[0]))
-                    done += 1
-                    self._show(done)
-                journal.end(batch)
-                texts[batch] = self._text(batch)
+            steps = self._steps(records, journal.tokens.get(batch, []))
+            journal.begin(batch)  # unless the text does not fit, which has raised
+            for step in steps:
+                journal.add(batch, int(step[0]))
+                self._show(batch * self.most + len(journal.tokens[batch]))
+            texts[batch] = self._text(batch)
             if self.out is not None:
                 write_file(self.out, _csv(texts), mode=0o644)
-            done = (batch + 1) * self.most
-            self._show(done)
+            self._show((batch + 1) * self.most)
             yield batch, texts[batch]
+
+    def _is_complete(self, drawn: list[int]) -> bool:
+        ended = bool(drawn) and drawn[-1] in self.ensemble.end_tokens
+        return ended or len(drawn) == self.most
 
     def _text(self, batch: int) -> str:
         tokens = self.journal.tokens[batch]
@@ -304,8 +287,7 @@ class Synthesis:
 
     def _steps(self, records: list[str | None], before: list[int]) -> Iterator[Tensor]:
         """Return the tokens of a text behind those that were drawn already."""
-        ends = self.ensemble.end_tokens
-        if len(before) == self.most or (before and before[-1] in ends):
+        if self._is_complete(before):
             return iter(())
         generator = PrivateGenerator(
             self.ensemble.filled(records),
@@ -319,14 +301,8 @@ class Synthesis:
             max_new_tokens=self.most - len(before),
             temperature=self.temperature,
             top_k=self.top_k,
-            ends=ends,
+            ends=self.ensemble.end_tokens,
         )
-
-    @property
-    def most(self) -> int:
-        """The most tokens of a text, its end included."""
-        assert self.mechanism.queries is not None
-        return self.mechanism.queries
 
     def _show(self, done: int) -> None:
         if self.progress is not None:
@@ -392,13 +368,10 @@ def synthesize(
     size = _size(epsilon, delta, max_tokens) if batch is None else check_count("batch", batch)
     plan = recommended(epsilon, delta, size, max_tokens, mechanism="clipped-log-pool")
     if plan.settings["upper"] < LEAST_WIDTH:
-        least = models_for(
-            epsilon, delta, max_tokens, lower=0.0, upper=LEAST_WIDTH, scale=CHOSEN_SCALE
-        )
         raise ValueError(
-            f"batch must be >= {least or 'more than any'} at epsilon = {epsilon!r} for "
-            f"{max_tokens} tokens, got {size}: a clip {plan.settings['upper']:g} wide cannot show "
-            "anything"
+            f"epsilon must pay for a clip {LEAST_WIDTH} wide, in which a record shows, got "
+            f"{epsilon!r}, which pays for {plan.settings['upper']:g} with {max_tokens} tokens of "
+            f"batches of {size}: give a larger one, fewer tokens, or larger batches"
         )
     mechanism = ClippedLogPool(**plan.settings, queries=max_tokens)
     ensemble = PromptEnsemble(
@@ -427,8 +400,8 @@ def synthesize(
     }  # fmt: skip
     journal = Journal(None if folder is None else folder / "journal.jsonl", settings)
     return Synthesis(
-        ensemble, batches, mechanism, delta, top_k, temperature, active, memory_bytes, out,
-        journal, texts.id_column, ("positions",) if texts.positional else (), progress,
+        ensemble, batches, mechanism, max_tokens, delta, top_k, temperature, active, memory_bytes,
+        out, journal, texts, progress,
     )  # fmt: skip
 
 

@@ -2,12 +2,13 @@
 
 from adapmixed.text import token_stream
 from adapmixed.training.blocks import token_blocks
-from adapmixed.training.finetune import save_adapter, shard_seed, train_adapter
+from adapmixed.training.finetune import AdapterTrainer, save_adapter, shard_seed
 from adapmixed.training.run import TrainingRun, train_ensemble
 from adapmixed.training.settings import FinetuneConfig
 from adapmixed.training.shards import assign_shards, shard_record
 
 __all__ = [
+    "AdapterTrainer",
     "FinetuneConfig",
     "TrainingRun",
     "assign_shards",
@@ -16,6 +17,5 @@ __all__ = [
     "shard_seed",
     "token_blocks",
     "token_stream",
-    "train_adapter",
     "train_ensemble",
 ]

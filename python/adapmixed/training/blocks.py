@@ -3,27 +3,22 @@
 If members adapt the output layer alone, everything below it is public and frozen. So its hidden
 states are the same in every epoch. They are computed once per token in eval mode and kept, and so
 are the public logits while they fit. Training is then a softmax regression on the tokens that are
-predicted. Hidden states are functions of the private text. So a file of them is readable by its
-owner alone, and has no name while in use: nothing is left of it, however the process ends.
+predicted. A shard with more of them than `STATES_BYTES` passes through the trunk in every epoch.
 """
 
 from __future__ import annotations
 
 import logging
-import mmap
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from adapmixed.ensemble.lora import head_name
+from adapmixed.limits import check_count
 from adapmixed_ext.low_rank import cross_entropy, pack_tokens, unpack_tokens
 
 _LOG = logging.getLogger(__name__)
@@ -31,8 +26,8 @@ IGNORED = -100
 """The label that torch's cross entropy ignores."""
 PASS_TOKENS = 512
 """Tokens per forward pass on a CPU, so that the logits stay in the cache; at least one block."""
-IN_MEMORY = 256 << 20
-"""Largest size of one shard's hidden states in memory, in bytes; larger ones go to a file."""
+STATES_BYTES = 4 << 30
+"""Largest size of one shard's hidden states, in bytes, which are kept in memory."""
 PUBLIC_BYTES = 1 << 30
 """Bytes of one shard's public logits that are kept; the others are computed in every epoch."""
 _TOKENS = 256  # tokens per pass of the trunk, so that activations stay in a core's cache
@@ -89,8 +84,7 @@ def token_blocks(
     Raises:
         ValueError: if `block_size` is below 2.
     """
-    if block_size < 2:
-        raise ValueError(f"block_size must be >= 2, got {block_size}")
+    check_count("block_size", block_size, 2)
     starts = [i for i in range(0, len(tokens), block_size) if len(tokens) - i >= 2]
     inputs = torch.zeros((len(starts), len(beginning) + block_size), dtype=torch.int64)
     labels = torch.full(inputs.shape, IGNORED, dtype=torch.int64)
@@ -102,65 +96,86 @@ def token_blocks(
     return inputs, labels
 
 
-class HeadTrunk(NamedTuple):
-    """The module whose output alone determines the logits.
+class HeadTrunk:
+    """The part of a model below its output layer, which alone is adapted.
 
-    Attributes:
-        name: its name.
-        kind: the type of its output.
-        plain: whether the output layer's results are the logits, without a cap or a scale.
-    """
-
-    name: str
-    kind: type
-    plain: bool
-
-
-@contextmanager
-def trunk_once(
-    model: Any, trunk: HeadTrunk | None, parts: Sequence[Blocks], scratch: Path | None = None
-) -> Iterator[Sequence[Blocks]]:
-    """Let a model that adapts its output layer alone answer from stored hidden states.
-
-    The model is changed while the context is entered, and restored afterwards.
+    It must be a module whose output alone determines the logits. A few public tokens are tried:
+    from the module's stored output the model must give the same bits. Without such a module, which
+    is logged, or if other layers are adapted, nothing is stored.
 
     Args:
-        model: an `finetune.adapted_copy` in eval mode.
-        trunk: as `find_trunk` returns it; with None nothing is changed.
-        parts: blocks of tokens.
-        scratch: a private folder for hidden states larger than `IN_MEMORY`; None to keep them
-            always in memory.
+        model: a `finetune.adapted_copy` in eval mode.
 
-    Yields:
-        the blocks to use instead of `parts`.
-
-    Raises:
-        RuntimeError: if `scratch` has no room for the states.
+    Attributes:
+        found: whether there is such a module.
     """
-    if trunk is None or not any(map(len, parts)):
-        yield parts
-        return
-    inner = model.get_base_model()
-    module = inner.get_submodule(trunk.name)
-    head = head_name(inner)
-    layer = inner.get_submodule(head)
-    inputs, labels = (torch.cat([getattr(p, n) for p in parts]) for n in ("inputs", "labels"))
-    states = _states(module, Blocks(inputs, labels), scratch)
-    numbers = torch.zeros_like(inputs)
-    numbers[:, :-1][labels[:, 1:] != IGNORED] = torch.arange(len(states))
-    quick = trunk.plain and states.dtype == torch.float32 and not layer.base_layer.weight.is_cuda
-    own = _Head(layer, states) if quick else None
-    sizes = list(map(len, parts))
-    split = zip(torch.split(numbers, sizes), torch.split(labels, sizes), strict=True)
-    try:
-        inner.set_submodule(trunk.name, _Stored(states, trunk.kind))
-        inner.set_submodule(head, own or layer)
-        yield [Blocks(*part, own) for part in split]
-    finally:
-        if own is not None:
-            own.finish()
-        inner.set_submodule(trunk.name, module)
-        inner.set_submodule(head, layer)
+
+    found: bool = False
+
+    def __init__(self, model: Any) -> None:
+        self._model = inner = model.get_base_model()
+        if not adapts_head_alone(inner):
+            return
+        trunk, head = inner.get_decoder(), inner.get_output_embeddings()
+        self._name = name = next((one for one, m in inner.named_modules() if m is trunk), "")
+        numbers = torch.arange(_TRIAL, device=head.weight.device)[None]
+        # No token has its own number.
+        ids = (numbers + 1) % inner.config.get_text_config().vocab_size
+        try:
+            with torch.no_grad():
+                expected = inner(input_ids=ids, use_cache=False).logits
+                output = trunk(input_ids=ids, use_cache=False)
+                # Whether the output layer's results are the logits, without a cap or a scale.
+                self._plain = torch.equal(head(output[0]), expected)
+                self._kind = type(output)
+                inner.set_submodule(name, _Stored(output[0][0], type(output)))
+                self.found = torch.equal(inner(input_ids=numbers, use_cache=False).logits, expected)
+        except Exception as error:  # a model's own code may raise anything
+            _LOG.info("%s: %s", type(error).__name__, error)
+        finally:
+            if name:
+                inner.set_submodule(name, trunk)
+        if not self.found:
+            _LOG.warning(
+                "the trunk of %s was not found: it runs in every epoch instead of once",
+                type(inner).__name__,
+            )
+
+    @contextmanager
+    def once(self, parts: Sequence[Blocks]) -> Iterator[Sequence[Blocks]]:
+        """Let the model answer from stored hidden states while the context is entered.
+
+        Args:
+            parts: blocks of tokens.
+
+        Yields:
+            the blocks to use instead of `parts`.
+        """
+        inner = self._model
+        layer = inner.get_output_embeddings()
+        inputs, labels = (torch.cat([getattr(p, n) for p in parts]) for n in ("inputs", "labels"))
+        scored = int((labels[:, 1:] != IGNORED).sum())
+        width = layer.weight.shape[1] if self.found else 0
+        if not 0 < scored * width * inner.dtype.itemsize <= STATES_BYTES:
+            yield parts
+            return
+        module, head = inner.get_submodule(self._name), head_name(inner)
+        states = _states(module, Blocks(inputs, labels))
+        numbers = torch.zeros_like(inputs)
+        numbers[:, :-1][labels[:, 1:] != IGNORED] = torch.arange(len(states))
+        quick = self._plain and states.dtype == torch.float32 and not layer.weight.is_cuda
+        own = _Head(layer, states) if quick else None
+        sizes = list(map(len, parts))
+        split = zip(torch.split(numbers, sizes), torch.split(labels, sizes), strict=True)
+        try:
+            inner.set_submodule(self._name, _Stored(states, self._kind))
+            inner.set_submodule(head, own or layer)
+            yield [Blocks(*part, own) for part in split]
+        finally:
+            if own is not None:
+                own.finish()
+            inner.set_submodule(self._name, module)
+            inner.set_submodule(head, layer)
 
 
 def lora_layers(model: Any) -> list[Any]:
@@ -236,48 +251,8 @@ def _add_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:
         parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
-def find_trunk(model: Any) -> HeadTrunk | None:
-    """Return the trunk of a model that adapts its output layer alone.
-
-    A few public tokens are tried: from the trunk's stored output the model must give the same bits.
-
-    Args:
-        model: an `finetune.adapted_copy` in eval mode.
-
-    Returns:
-        None if other layers are adapted, or no such module is found, which is logged.
-    """
-    inner = model.get_base_model()
-    if not adapts_head_alone(inner):
-        return None
-    trunk, head = inner.get_decoder(), inner.get_output_embeddings()
-    name = next((name for name, module in inner.named_modules() if module is trunk), "")
-    device = head.weight.device
-    numbers = torch.arange(_TRIAL, device=device)[None]
-    ids = (numbers + 1) % inner.config.get_text_config().vocab_size  # no token has its own number
-    try:
-        with torch.no_grad():
-            expected = inner(input_ids=ids, use_cache=False).logits
-            output = trunk(input_ids=ids, use_cache=False)
-            inner.set_submodule(name, _Stored(output[0][0], type(output)))
-            found = inner(input_ids=numbers, use_cache=False).logits
-            plain = torch.equal(head(output[0]), expected)
-        if torch.equal(found, expected):
-            return HeadTrunk(name, type(output), plain)
-    except Exception as error:  # a model's own code may raise anything
-        _LOG.info("%s: %s", type(error).__name__, error)
-    finally:
-        if name:
-            inner.set_submodule(name, trunk)
-    _LOG.warning(
-        "the trunk of %s was not found: it runs in every epoch instead of once",
-        type(inner).__name__,
-    )
-    return None
-
-
 @torch.no_grad()
-def _states(trunk: Any, blocks: Blocks, scratch: Path | None) -> Tensor:
+def _states(trunk: Any, blocks: Blocks) -> Tensor:
     """Return the hidden states from which tokens are predicted, (tokens, d) in the model's dtype.
 
     A pass takes few blocks, so that little is computed for padding.
@@ -291,32 +266,8 @@ def _states(trunk: Any, blocks: Blocks, scratch: Path | None) -> Tensor:
             found = trunk(input_ids=ids.to(device), use_cache=False)[0]
             found = found[targets != IGNORED]
             if states is None:
-                states = _storage((size, found.shape[-1]), found.dtype, scratch)
+                states = torch.empty((size, found.shape[-1]), dtype=found.dtype)
             states[done : done + len(found)] = found
             done += len(found)
     assert states is not None
     return states
-
-
-def _storage(shape: tuple[int, ...], dtype: torch.dtype, scratch: Path | None) -> Tensor:
-    """Return an uninitialised tensor in memory, or mapped from a nameless file in `scratch`.
-
-    The file's blocks are allocated at once, so that a full disk raises here and is no crash later.
-
-    Raises:
-        RuntimeError: if `scratch` has too little room.
-    """
-    size = torch.Size(shape).numel() * dtype.itemsize
-    if scratch is None or size <= IN_MEMORY:
-        return torch.empty(shape, dtype=dtype)
-    _LOG.info("hidden states of the shard: %d bytes in %s", size, scratch)
-    free = shutil.disk_usage(scratch).free
-    with tempfile.TemporaryFile(dir=scratch) as file:
-        try:
-            os.posix_fallocate(file.fileno(), 0, size)
-        except OSError as error:
-            raise RuntimeError(
-                f"{scratch} must have room for the hidden states of a shard, {size} bytes, "
-                f"got {free} free"
-            ) from error
-        return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=dtype).view(shape)

@@ -10,7 +10,6 @@ from pathlib import Path
 from adapmixed.data import demo_base
 from adapmixed.data.builtin import private_documents
 from adapmixed.data.corpus import BUILTIN, Corpus
-from adapmixed.ensemble.public_model import reading_base
 from adapmixed.files import write_file
 from adapmixed.training.run import TrainingRun, train_ensemble
 from adapmixed.training.settings import HEAD, FinetuneConfig, base_facts
@@ -20,6 +19,7 @@ NUM_MODELS = 64
 CONFIG = FinetuneConfig(
     **HEAD | {"learning_rate": 1.2e-2, "epochs": 4, "steps": 1, "batch_size": 4},
     target_modules=("lm_head",),
+    validation_fraction=0.0,
 )
 """Few passes at a high learning rate, because the user waits for them."""
 
@@ -46,12 +46,11 @@ def train_demo(
     Raises:
         ValueError: if the folder holds another ensemble, for instance one trained on the text of
             another Python version.
-        RuntimeError: if a worker ended early, or the disk is full.
+        RuntimeError: if a worker ended early.
     """
-    words = "adapmixed demonstration shards" + (f" {seed}" if seed else "")
     base = str(demo_base()) if base is None else base
     workers = workers or os.cpu_count() or 1
-    return _trained(folder, base, Corpus(BUILTIN), words, NUM_MODELS, seed=seed, workers=workers)
+    return _trained(folder, base, Corpus(BUILTIN), NUM_MODELS, seed=seed, workers=workers)
 
 
 def train_whole(folder: Path, base: str, *, seed: int = 0) -> Path:
@@ -75,16 +74,16 @@ def train_whole(folder: Path, base: str, *, seed: int = 0) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     write_file(text := output.with_suffix(".jsonl"), "".join(f"{row}\n" for row in rows).encode())
     corpus = Corpus(str(text), id_column="id")
-    return _trained(output, base, corpus, "adapmixed built-in text", 1, seed=seed, workers=1)
+    return _trained(output, base, corpus, 1, seed=seed, workers=1)
 
 
 def _trained(
-    folder: Path, base: str, corpus: Corpus, words: str, num_models: int, *, seed: int, workers: int
+    folder: Path, base: str, corpus: Corpus, num_models: int, *, seed: int, workers: int
 ) -> Path:
     """Train an ensemble whose key is made of public words; return its folder."""
+    words = "adapmixed demonstration shards" + (f" {seed}" if seed else "")
     create_key(TrainingFolder(folder, 0).key_file, words)
-    with reading_base(base):
-        config = replace(CONFIG, target_modules=(base_facts(base).head,))
+    config = replace(CONFIG, target_modules=(base_facts(base).head,))
     run = TrainingRun(
         base=base,
         corpus=corpus,
@@ -92,7 +91,6 @@ def _trained(
         num_models=num_models,
         config=config,
         seed=seed,
-        validation_fraction=0.0,
         share_shards=True,
     )
     train_ensemble(run, workers=workers, say=lambda _: None)

@@ -26,14 +26,7 @@ import torch
 from torch import Tensor
 
 from adapmixed.ensemble.public_model import max_positions
-from adapmixed.training.blocks import (
-    IGNORED,
-    Blocks,
-    find_trunk,
-    lora_layers,
-    token_blocks,
-    trunk_once,
-)
+from adapmixed.training.blocks import IGNORED, Blocks, HeadTrunk, lora_layers, token_blocks
 from adapmixed.training.settings import FinetuneConfig
 
 ROUNDS = 4
@@ -160,7 +153,7 @@ class AdapterTrainer:
 
     AdamW minimises the next-token cross entropy. After an optional warm-up, its learning rate falls
     linearly from `learning_rate` to zero over all steps. If the output layer alone is adapted,
-    everything below it runs once per token and in eval mode (`blocks.trunk_once`).
+    everything below it runs once per token and in eval mode (`blocks.HeadTrunk`).
     """
 
     def __init__(self, base: Any, config: FinetuneConfig) -> None:
@@ -168,7 +161,7 @@ class AdapterTrainer:
         self._config = config
         with torch.random.fork_rng([base.device] if base.device.type == "cuda" else []):
             self._model = adapted_copy(base, config).eval()
-        self._trunk = find_trunk(self._model)
+        self._trunk = HeadTrunk(self._model)
 
     def train(
         self,
@@ -178,7 +171,6 @@ class AdapterTrainer:
         shard: int,
         beginning: Sequence[int] = (),
         held_out: Sequence[int] = (),
-        scratch: Path | None = None,
     ) -> Trained:
         """Train one adapter on one shard. The trainer's next call changes its model.
 
@@ -190,12 +182,9 @@ class AdapterTrainer:
             shard: the shard's number, >= 0.
             beginning: the tokens that every block begins with (`text.beginning_of`).
             held_out: tokens of the same shard, on which the loss is measured after each epoch.
-            scratch: a private folder for hidden states that are too large for memory; None to keep
-                them in memory.
 
         Raises:
             ValueError: if a block is longer than the base's context.
-            RuntimeError: if `scratch` is full.
         """
         config, model = self._config, self._model
         parts = [
@@ -213,7 +202,7 @@ class AdapterTrainer:
             losses: list[float] = []
             held_losses: list[float] = []
             epoch, kept = 0, list[Tensor]()
-            with trunk_once(model, self._trunk, parts, scratch) as (blocks, held):
+            with self._trunk.once(parts) as (blocks, held):
                 trained = [p for p in model.parameters() if p.requires_grad]
                 generator = torch.Generator().manual_seed(shard_seed(seed, shard))
                 rounds = fit(model, blocks, config, generator=generator)
@@ -231,13 +220,6 @@ class AdapterTrainer:
                     for parameter, value in zip(trained, kept, strict=False):
                         parameter.copy_(value)
         return Trained(model.eval(), tuple(losses), tuple(held_losses), epoch)
-
-
-def train_adapter(
-    base: Any, tokens: Sequence[int], config: FinetuneConfig, **arguments: Any
-) -> Trained:
-    """Train one adapter on one shard; see `AdapterTrainer`, whose `train` takes the arguments."""
-    return AdapterTrainer(base, config).train(tokens, **arguments)
 
 
 def check_positions(base: Any, inputs: Tensor) -> None:

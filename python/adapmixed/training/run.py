@@ -5,7 +5,8 @@
    reading beforehand makes.
 2. Every member is trained from its shard's file, the public model, the settings and a seed derived
    from (seed, member), and from nothing else.
-3. A member's folder appears complete. `ensemble.json` appears when all members are finished.
+3. A member's folder appears complete, in `.next`. When all members are finished, they are put in
+   place, and `ensemble.json` appears.
 
 With `update`, the members whose text has changed are trained again. Members that the operator has
 withdrawn (`null` in `ensemble.json`) stay withdrawn until then.
@@ -27,11 +28,11 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -43,12 +44,18 @@ from tqdm import tqdm
 
 from adapmixed.data.corpus import Corpus
 from adapmixed.ensemble.ensemble import try_members
-from adapmixed.ensemble.members import MEMBER_FILE, MEMBER_VERSION, Manifest, read_member_record
-from adapmixed.ensemble.public_model import load_base, reading_base
+from adapmixed.ensemble.members import (
+    MEMBER_FILE,
+    MEMBER_VERSION,
+    Manifest,
+    read_manifest,
+    read_member_record,
+)
+from adapmixed.ensemble.public_model import FILE_NAME, load_base
 from adapmixed.files import publish_folder, temporary_folder, write_file
 from adapmixed.limits import check_count, check_models, check_option
 from adapmixed.ranks import ALONE, Rank, Ranks
-from adapmixed.text import Document, token_stream
+from adapmixed.text import token_stream
 from adapmixed.training.blocks import adapts_head_alone
 from adapmixed.training.finetune import AdapterTrainer, save_adapter, shorten
 from adapmixed.training.settings import BaseFacts, FinetuneConfig, base_facts, documents_of
@@ -62,23 +69,17 @@ from adapmixed.training.shards import (
     create_key,
     enrol,
     hold_out,
-    hold_out_end,
     load_key,
     places_line,
     shard_record,
     sharing_line,
-    spool,
 )
 from adapmixed.workers import start_server
 
 _LOG = logging.getLogger(__name__)
-_worker: MemberTrainer | None = None
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_LEDGER = (
-    "The ledgers of this ensemble end with it. What they charged stays spent, and a new period "
-    "begins with a new ledger. For everybody whose text is in both, ε and δ of the periods add, or "
-    "their plans compose ('adapmixed ledger show --all')."
-)
+Train = Callable[[int, Path], None]
+"""What trains a member, given its number and its folder."""
+_worker: Train | None = None
 
 
 @dataclass(frozen=True)
@@ -89,14 +90,10 @@ class TrainingRun:
         base: folder or hub name of the public model.
         corpus: the private text.
         output: the ensemble folder. `<output>.private`, in the same place, holds private files.
-        num_models: N >= 1, a public constant: members, and places for the names of the corpus. With
-            a place for every name None is allowed: N is as before, or else the number of names and
-            a fifth, rounded up to tens.
+        num_models: N >= 1, a public constant: members, and places for the names of the corpus.
         config: the settings of every member's training.
         seed: seed of the run, which is public.
         revision: commit, tag or branch of a hub name, or None; the commit is recorded.
-        validation_fraction: expected share of each shard that is held out for validation, in [0, 1)
-            (`shards.hold_out`, `shards.hold_out_end`).
         threads: threads of every process, >= 1.
         device: "cpu" or "cuda". Among several processes, each takes the GPU of its local rank.
         dtype: dtype of the public model, "float32" or "bfloat16". Adapters are trained in float32.
@@ -110,38 +107,27 @@ class TrainingRun:
     base: str
     corpus: Corpus
     output: Path
-    num_models: int | None
+    num_models: int
     config: FinetuneConfig
     seed: int = 0
     revision: str | None = None
-    validation_fraction: float = 0.05
     threads: int = 1
     device: str = "cpu"
     dtype: str = "float32"
     share_shards: bool = False
 
     def __post_init__(self) -> None:
-        if self.num_models is not None or not self.has_places:
-            check_models(self.num_models)
+        check_models(self.num_models)
         check_count("threads", self.threads)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ValueError(f"seed must be an integer, got {self.seed!r}")
-        if not 0 <= self.validation_fraction < 1 or math.isnan(self.validation_fraction):
-            raise ValueError(
-                f"validation_fraction must be in [0, 1), got {self.validation_fraction}"
-            )
-        if self.config.early_stopping and not self.validation_fraction:
-            raise ValueError(
-                "validation_fraction must be > 0 with early_stopping, which needs held-out text of "
-                "each shard, got 0"
-            )
         check_option("device", self.device, ("cpu", "cuda"))
-        check_option("dtype", self.dtype, tuple(DTYPES))
+        check_option("dtype", self.dtype, ("float32", "bfloat16"))
 
     @property
-    def has_places(self) -> bool:
-        """Whether every name of the corpus has a place of its own."""
-        return self.corpus.id_column is not None and not self.share_shards
+    def unit(self) -> str | None:
+        """The column of names if every name has a place of its own, else None."""
+        return None if self.share_shards else self.corpus.id_column
 
 
 def train_ensemble(
@@ -162,7 +148,8 @@ def train_ensemble(
             `if __name__ == "__main__":`.
         say: called with a line about every finished member, and about places or shared shards; None
             for standard error.
-        update: whether to train the members again, in one process, whose text has changed.
+        update: whether to train the members again whose text has changed. The old ensemble stays
+            intact until all of them are finished.
 
     Returns:
         the content of `ensemble.json`.
@@ -173,15 +160,19 @@ def train_ensemble(
             `Corpus`, `TrainingFolder` and `base_facts`).
         ValueError: if the trial of a base of an untested type fails (`try_members`).
         ValueError: if there are more names than places, or `update` is not possible.
-        RuntimeError: if a worker or another rank was killed, or the disk is full.
+        RuntimeError: if a worker or another rank was killed.
     """
     check_count("workers", workers)
-    if update and not ranks.alone:
-        raise ValueError(f"update must run in one process, got {ranks.world} ranks")
-    begun = TrainingFolder(run.output, 0).begun()
-    _check_begun(run, begun, update=update)
-    with reading_base(run.base):
-        facts = base_facts(run.base, run.revision)
+    ranks = ranks.over(run.num_models)
+    folder = TrainingFolder(run.output, run.num_models)
+    begun = folder.begun()
+    if update and not begun.get("places"):
+        raise ValueError(
+            f"update must be of an ensemble in {run.output} whose names have places of their own, "
+            f"got {'names that share shards' if begun else 'none'}: train the whole corpus into a "
+            "new output"
+        )
+    facts = base_facts(run.base, run.revision)
     documents = documents_of(run.corpus, run.base, facts.revision)
     names: set[str] = set()
     if run.corpus.id_column is not None:
@@ -195,22 +186,21 @@ def train_ensemble(
         )
     targets = facts.targets(run.config.target_modules)
     if not facts.tested:  # refuse now what could not be loaded after the training
-        try_members(*load_base(run.base, DTYPES[run.dtype], revision=facts.revision), targets)
-    num_models = run.num_models or begun.get("num_models") or 10 * -(-12 * len(names) // 100) or 10
-    ranks = ranks.over(num_models)
-    if run.has_places and not begun:  # before a file is written; the key does not matter
-        enrol([None] * num_models, names, key=bytes(KEY_BYTES))
-    made, run = run.num_models is None and not begun, replace(run, num_models=num_models)
+        dtype = getattr(torch, run.dtype)
+        try_members(*load_base(run.base, dtype, revision=facts.revision), targets)
+    unplaced = [None] * run.num_models
+    if run.unit and not begun:  # before a file is written; the key does not matter
+        enrol(unplaced, names, key=bytes(KEY_BYTES))
     tell = say or partial(tqdm.write, file=sys.stderr)  # above a bar
-    column = repr(run.corpus.id_column)
     settings = {
+        "unit": run.unit,
         "base_model": facts.name,
         "revision": facts.revision,
         "base_files": facts.files,
         "beginning": list(facts.beginning),
         **_training(run),
     }
-    folder = TrainingFolder(run.output, num_models)
+    mine = range(ranks.rank, run.num_models, ranks.world)
     with folder.held() if ranks.is_main else nullcontext():
         if ranks.is_main:
             create_key(folder.key_file)
@@ -219,98 +209,101 @@ def train_ensemble(
         key = load_key(folder.key_file)
         settings["key_check"] = hmac.new(key, b"adapmixed key", hashlib.sha256).hexdigest()
         table = None
-        if run.has_places:
-            done = [at for at in range(num_models) if update and folder.is_finished(at)]
-            empty = [at for at in done if folder.record(at)["shard"]["documents"] == 0]
-            table = enrol(begun.get("places") or [None] * num_models, names, key=key, empty=empty)
-            shard_of, line = by_table(table, key), places_line(table, column, made=made)
+        column = repr(run.corpus.id_column)
+        if run.unit:
+            trained = map(folder.record, range(run.num_models))
+            empty = [at for at, record in enumerate(trained) if record and not record["documents"]]
+            table = enrol(begun.get("places") or unplaced, names, key=key, empty=empty)
+            shard_of, line = by_table(table, key), places_line(table, column)
         else:
-            shard_of = by_hash(num_models, key)
-            line = sharing_line(names, num_models, column, key=key)
+            shard_of = by_hash(run.num_models, key)
+            line = sharing_line(names, run.num_models, column, key=key)
         settings["places"] = table
         folder.check_settings(settings, update=update)
-        withdrawn = folder.withdrawn()
-        mine = [
-            i
-            for i in range(ranks.rank, num_models, ranks.world)
-            if not (i in withdrawn or folder.is_finished(i))
-        ]
         if ranks.is_main and names:
             tell(line)
         with TemporaryDirectory(prefix="shards-", dir=folder.private) as shards:
-            wanted = set(range(num_models) if update else mine)
-            spooled = spool(documents, shard_of, key=key, wanted=wanted, folder=Path(shards))
-            _LOG.info("the corpus is divided into shards")
+            wanted = range(run.num_models) if ranks.is_main else mine
+            spooled = Spool(documents, shard_of, key=key, wanted=wanted, folder=Path(shards))
             settings["corpus_hmac"] = spooled.fingerprint
-            settings["corpus_files"] = run.corpus.files()  # for the private folder alone
-
+            records = {at: shard_record(spooled.read(at), key=key) for at in wanted}
+            withdrawn = folder.withdrawn()
             if update:
-                paths, changed = _changed(folder, spooled, key, tell)
-                withdrawn = {}
-            else:
-                paths = {index: folder.output / folder.members[index] for index in mine}
-                ranks.wait()
-                ranks.agree(settings)
-                if ranks.is_main:
+                for at in withdrawn & records.keys():
+                    if documents := records[at]["documents"]:
+                        raise ValueError(
+                            f"update needs a corpus without the text of {folder.members[at]}, "
+                            f"which was withdrawn (null in ensemble.json), got {documents} "
+                            "documents: remove them, or put its name back"
+                        )
+                withdrawn = set()
+            changed = [
+                at for at in wanted if at not in withdrawn and folder.record(at) != records[at]
+            ]
+            ranks.wait()
+            ranks.agree(settings)
+            if ranks.is_main:
+                folder.next.mkdir(mode=0o700, exist_ok=True)
+                if update:
+                    tell(_update_line(folder, changed))
+                else:
                     folder.begin(settings)
-                ranks.wait()  # until the main process has recorded the run
-            without = sum(i not in spooled.sizes for i in paths)
-            if without and table is None:
-                tell(
-                    f"warning: {without} of the {len(paths)} shards to train on are empty, so that "
-                    "their members answer as the public model does. This number depends on the "
-                    "private text: do not publish it"
-                )
+                empty = [at for at in changed if not records[at]["documents"]]
+                if empty and table is None:
+                    tell(
+                        f"warning: {len(empty)} of the {len(changed)} shards to train on are "
+                        "empty, so that their members answer as the public model does. This number "
+                        "depends on the private text: do not publish it"
+                    )
+            ranks.wait()  # until the main process has recorded the run
+            paths = {at: folder.next / folder.members[at] for at in changed if at in mine}
+            for at, path in list(paths.items()):
+                if path.is_dir() and read_member_record(path)["shard"] == records[at]:
+                    del paths[at]  # of a killed run
+                elif path.is_dir():
+                    shutil.rmtree(path)
             device = run.device
             if device == "cuda" and not ranks.alone:
                 device = f"cuda:{Rank.from_environment().local_rank}"
-            trainer = partial(MemberTrainer, run, facts, device, spooled, key)
-            steps = {i: run.config.expected_steps(spooled.sizes.get(i, 0)) for i in paths}
+            trainer = partial(member_trainer, run, facts, device, spooled, key)
+            steps = {at: run.config.expected_steps(spooled.sizes[at]) for at in paths}
             _LOG.info("rank %d of %d trains %d members", ranks.rank, ranks.world, len(paths))
-            with progress(steps, tell) as finished:
-                train_members(paths, trainer, finished, workers=workers, threads=run.threads)
-            if update:
-                folder.exchange(settings, changed)
+            finished = train_members(paths, trainer, workers=workers, threads=run.threads)
+            show_progress(finished, steps, tell)
         ranks.wait()  # until all members are there
-        manifest = Manifest(
-            base_model=facts.name,
-            members=tuple(
-                None if index in withdrawn else name for index, name in enumerate(folder.members)
-            ),
-            adapted=dict.fromkeys(targets, run.config.rank),
-            base_files=facts.files,
-            revision=facts.revision,
-            training={**_training(run), "corpus_hmac": spooled.fingerprint},
-            document_names="positions" if run.corpus.positional else "stable",
-            unit=run.corpus.id_column if run.has_places else None,
-            beginning=facts.beginning,
-            shards=tuple(
-                withdrawn[index] if index in withdrawn else folder.record(index)["shard"]
-                for index in range(num_models)
-            ),
-        )
         if ranks.is_main:
-            folder.finish(manifest)
-            shutil.rmtree(folder.next, ignore_errors=True)
-            _LOG.info("%s is complete", folder.output)
-    return manifest
+            folder.exchange(settings, changed)
+            members = enumerate(folder.members)
+            folder.finish(
+                Manifest(
+                    base_model=facts.name,
+                    members=tuple(None if at in withdrawn else name for at, name in members),
+                    adapted=dict.fromkeys(targets, run.config.rank),
+                    base_files=facts.files,
+                    revision=facts.revision,
+                    training={**_training(run), "corpus_hmac": spooled.fingerprint},
+                    document_names="positions" if run.corpus.positional else "stable",
+                    unit=run.unit,
+                    beginning=facts.beginning,
+                    shards=tuple(records.values()),
+                )
+            )
+        ranks.wait()  # until the main process has written `ensemble.json`
+        await_path(folder.output / FILE_NAME)
+    return read_manifest(folder.output)
 
 
-def _check_begun(run: TrainingRun, begun: Mapping[str, Any], *, update: bool) -> None:
-    """Raise ValueError unless the names have places as before, and an update is possible."""
-    places = bool(begun.get("places"))
-    if begun and places != run.has_places:
-        raise ValueError(
-            f"share_shards (--share-shards) must be {not places} for {run.output}, as its training "
-            f"was begun, and the names those of id_column, got {run.share_shards} and "
-            f"{run.corpus.id_column!r}: use the same, or another output"
-        )
-    if update and not places:
-        raise ValueError(
-            f"update must be of an ensemble in {run.output} whose names have places of their own, "
-            f"got {'names that share shards' if begun else 'none'}: train the whole corpus into a "
-            "new output"
-        )
+def _update_line(folder: TrainingFolder, changed: Collection[int]) -> str:
+    """Return what an update will train, and what it means for the ledger."""
+    if not changed:
+        return "Update: no member is to be trained, and the ledger goes on."
+    return (
+        f"Update: trains {', '.join(folder.members[at] for at in changed)}, {len(changed)} of "
+        f"{len(folder.members)} members; the others keep their bytes. This is private: do not "
+        "publish it. The ledgers of this ensemble end with it. What they charged stays spent, and "
+        "a new period begins with a new ledger. For everybody whose text is in both, ε and δ of "
+        "the periods add, or their plans compose ('adapmixed ledger show --all')."
+    )
 
 
 def _training(run: TrainingRun) -> dict[str, Any]:
@@ -320,7 +313,6 @@ def _training(run: TrainingRun) -> dict[str, Any]:
         "target_modules": list(run.config.target_modules),
         "num_models": run.num_models,
         "seed": run.seed,
-        "validation_fraction": run.validation_fraction,
         "threads": run.threads,
         "device": run.device,
         "dtype": run.dtype,
@@ -328,105 +320,34 @@ def _training(run: TrainingRun) -> dict[str, Any]:
     }
 
 
-def _changed(
-    folder: TrainingFolder, spooled: Spool, key: bytes, say: Callable[[str], None]
-) -> tuple[dict[int, Path], list[int]]:
-    """Return the folders to train members into, and all members whose shards have changed.
-
-    Customers come, change and leave; other members' files do not change. The old ensemble stays
-    intact while new members are trained in its folder `.next`, where a killed update goes on. Then
-    `TrainingFolder.exchange` puts them in place.
-
-    Args:
-        folder: the folder of a run.
-        spooled: all shards of the current corpus.
-        key: the key of the partition.
-        say: called with a line about what will be trained, and about the ledger.
-
-    Raises:
-        ValueError: if there is text of a withdrawn member.
-    """
-    records = [shard_record(spooled.read(at), key=key) for at in range(len(folder.members))]
-    for at in folder.withdrawn():
-        if records[at]["documents"]:
-            raise ValueError(
-                f"update needs a corpus without the text of {folder.members[at]}, which was "
-                f"withdrawn (null in ensemble.json), got {records[at]['documents']} documents: "
-                "remove them, or put its name back"
-            )
-    changed = [
-        at
-        for at, record in enumerate(records)
-        if not folder.is_finished(at) or folder.record(at)["shard"] != record
-    ]
-    paths = {at: folder.next / folder.members[at] for at in changed}
-    folder.next.mkdir(mode=0o700, exist_ok=True)
-    for at, path in list(paths.items()):
-        if path.is_dir() and read_member_record(path)["shard"] == records[at]:
-            del paths[at]  # of a killed update
-        elif path.is_dir():
-            shutil.rmtree(path)
-    names = ", ".join(folder.members[at] for at in changed)
-    say(
-        f"Update: trains {names}, {len(changed)} of {len(folder.members)} members; the others keep "
-        f"their bytes. This is private: do not publish it. {_LEDGER}"
-        if changed
-        else "Update: no member is to be trained, and the ledger goes on."
-    )
-    return paths, changed
-
-
 # Members, one after the other
 
 
-class MemberTrainer:
-    """A trainer of members, one after the other, on one public model that is never changed."""
+def member_trainer(
+    run: TrainingRun, facts: BaseFacts, device: str, spool: Spool, key: bytes
+) -> Train:
+    """Load the public model, and return the function that trains a member into a new folder.
 
-    def __init__(
-        self, run: TrainingRun, facts: BaseFacts, device: str, spool: Spool, key: bytes
-    ) -> None:
-        """Load the public model.
+    B of an output layer is rounded to bfloat16: an ensemble then keeps it in half the memory. The
+    function raises ValueError if training diverges.
 
-        Args:
-            run: the settings of all members.
-            facts: facts about the public model.
-            device: the device, for instance "cpu" or "cuda:0".
-            spool: the shards.
-            key: the key of the partition.
-        """
-        model, tokenizer = load_base(run.base, getattr(torch, run.dtype), revision=facts.revision)
-        self._run, self._facts, self._spool, self._key = run, facts, spool, key
-        base = model.to(device).eval()
-        self._vocab_size = base.config.get_text_config().vocab_size
-        self._trainer = AdapterTrainer(base, run.config)
-        self._tokenizer = tokenizer
+    Args:
+        run: the settings of all members.
+        facts: facts about the public model.
+        device: the device, for instance "cpu" or "cuda:0".
+        spool: the shards.
+        key: the key of the partition.
+    """
+    model, tokenizer = load_base(run.base, getattr(torch, run.dtype), revision=facts.revision)
+    vocab_size = model.config.get_text_config().vocab_size
+    trainer = AdapterTrainer(model.to(device), run.config)
 
-    def train(self, shard: int, folder: Path) -> None:
-        """Train one member and move it to its folder.
-
-        B of an output layer is rounded to bfloat16: an ensemble then keeps it in half the memory.
-
-        Args:
-            shard: the member's number.
-            folder: the member's folder, which must not exist.
-
-        Raises:
-            ValueError: if training diverged.
-            RuntimeError: if the disk is full.
-        """
-        run = self._run
-        documents = self._spool.read(shard)
-        training, validation = hold_out(documents, run.validation_fraction, key=self._key)
-        tokens, held = self._tokens(training), self._tokens(validation)
-        if not validation:
-            tokens, held = hold_out_end(tokens, run.validation_fraction)
-        trained = self._trainer.train(
-            tokens,
-            seed=run.seed,
-            shard=shard,
-            beginning=self._facts.beginning,
-            held_out=held,
-            scratch=self._spool.folder,
+    def train(shard: int, folder: Path) -> None:
+        documents = spool.read(shard)
+        stream = token_stream(tokenizer, [document.text for document in documents], vocab_size)
+        tokens, held = hold_out(stream, run.config.validation_fraction)
+        trained = trainer.train(
+            tokens, seed=run.seed, shard=shard, beginning=facts.beginning, held_out=held
         )
         weights = (p for p in trained.model.parameters() if p.requires_grad)
         losses = (*trained.losses, *trained.held_out_losses)
@@ -437,7 +358,7 @@ class MemberTrainer:
             shorten(trained.model)
         record: dict[str, Any] = {
             "format_version": MEMBER_VERSION,
-            "shard": shard_record(documents, key=self._key),
+            "shard": shard_record(documents, key=key),
             "tokens": len(tokens),
             "losses": trained.losses,
             "epoch": trained.epoch,
@@ -446,45 +367,36 @@ class MemberTrainer:
         if trained.held_out_losses:  # nats per token
             public, *after = trained.held_out_losses
             record["validation"] = {
-                "documents": len(validation),
                 "tokens": len(held),
                 "loss": trained.held_out_losses[trained.epoch],
                 "public_loss": public,
                 "losses": after,
             }
         temporary = temporary_folder(folder)
-        save_adapter(trained.model, temporary, run.config, base_name=self._facts.name)
+        save_adapter(trained.model, temporary, run.config, base_name=facts.name)
         text = json.dumps(record, indent=1) + "\n"
         write_file(temporary / MEMBER_FILE, text.encode())
         for file in temporary.iterdir():  # the weights, too, depend on private text
             file.chmod(0o600)
         publish_folder(temporary, folder)
 
-    def _tokens(self, documents: Sequence[Document]) -> list[int]:
-        texts = [document.text for document in documents]
-        return token_stream(self._tokenizer, texts, self._vocab_size)
+    return train
 
 
 def train_members(
-    paths: Mapping[int, Path],
-    trainer: Callable[[], MemberTrainer],
-    finished: Callable[[int, Path], None],
-    *,
-    workers: int,
-    threads: int,
-) -> None:
-    """Train the given members in one process or several; each is written when it is finished.
+    paths: Mapping[int, Path], trainer: Callable[[], Train], *, workers: int, threads: int
+) -> Iterator[tuple[int, Path]]:
+    """Train the given members in one process or several, and yield each when it is written.
 
     Args:
         paths: the folder of each member, by number; none of them may exist.
-        trainer: makes the trainer of a process.
-        finished: called for each member.
+        trainer: makes the `member_trainer` of a process.
         workers: number of processes, >= 1; 1 trains in this process.
         threads: threads of each process. The last bits of sums depend on this number, so a member
             depends on it, too.
 
     Raises:
-        ValueError: as `MemberTrainer`.
+        ValueError: if training diverges.
         RuntimeError: if a worker process ended early.
     """
     if not paths:
@@ -493,10 +405,10 @@ def train_members(
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
-            made = trainer()
+            train = trainer()
             for shard, path in paths.items():
-                made.train(shard, path)
-                finished(shard, path)
+                train(shard, path)
+                yield shard, path
         finally:
             torch.set_num_threads(before)
         return
@@ -510,7 +422,7 @@ def train_members(
         running = {executor.submit(_train, *one): one for one in paths.items()}
         for future in as_completed(running):
             future.result()
-            finished(*running[future])
+            yield running[future]
     except BrokenProcessPool as error:
         raise RuntimeError(
             "a worker process ended early, and finished members are kept: in a script, call this "
@@ -520,7 +432,7 @@ def train_members(
         executor.shutdown(cancel_futures=True)
 
 
-def _begin(trainer: Callable[[], MemberTrainer], threads: int) -> None:
+def _begin(trainer: Callable[[], Train], threads: int) -> None:
     """Prepare a worker process."""
     global _worker
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -539,27 +451,25 @@ def _end_with_parent() -> None:
 def _train(shard: int, path: Path) -> None:
     """Train one member in a worker process."""
     assert _worker is not None
-    _worker.train(shard, path)
+    _worker(shard, path)
 
 
-@contextmanager
-def progress(
-    steps: Mapping[int, int], say: Callable[[str], None]
-) -> Iterator[Callable[[int, Path], None]]:
-    """Show a bar on a terminal, and yield what says that a member is finished, and the time left.
+def show_progress(
+    finished: Iterable[tuple[int, Path]], steps: Mapping[int, int], say: Callable[[str], None]
+) -> None:
+    """Show a bar on a terminal, and say which members are finished, and the time left.
 
     The work of a member is measured by its steps: an empty shard has none. Values that depend on
     the text of a shard, such as its validation loss, are only logged and never in a line.
 
     Args:
+        finished: yields the members as they are trained.
         steps: expected steps of each member to be trained.
         say: called with each line.
     """
     left, total, begun = dict(steps), sum(steps.values()), time.monotonic()
-    shown = "{percentage:3.0f}% |{bar}| {elapsed}, {remaining} left"
-    with tqdm(total=total, disable=None, leave=False, bar_format=shown) as bar:
-
-        def finished(shard: int, path: Path) -> None:
+    with tqdm(total=total, unit="step", disable=None, leave=False) as bar:
+        for shard, path in finished:
             bar.update(left.pop(shard))
             rest, words = sum(left.values()), ""  # before there is a speed
             if (done := total - rest) or not rest:
@@ -570,5 +480,3 @@ def progress(
             record = read_member_record(path)
             found = (record["shard"]["documents"], record["tokens"], record["validation"])
             _LOG.info("%s: %d documents, %d tokens, validation %s", path.name, *found)
-
-        yield finished

@@ -21,6 +21,7 @@ from adapmixed.ensemble.public_model import (
     file_digests,
     load_tokenizer,
     max_positions,
+    reading_base,
 )
 from adapmixed.limits import check_count, check_number
 from adapmixed.text import Document, beginning_of, end_of_text
@@ -48,6 +49,8 @@ class FinetuneConfig:
         block_size: tokens per block, >= 2.
         early_stopping: whether to keep the weights with the least loss on the shard's own held-out
             text, among the public model and the weights after each epoch.
+        validation_fraction: share of a shard's tokens, in [0, 1), that an ensemble's training holds
+            out (`shards.hold_out`).
 
     Raises:
         ValueError: if a setting is out of range.
@@ -65,6 +68,7 @@ class FinetuneConfig:
     batch_size: int = 8
     block_size: int = 512
     early_stopping: bool = False
+    validation_fraction: float = 0.05
 
     def expected_steps(self, size: int) -> int:
         """Return about how many steps a shard of so many bytes takes, for the time left."""
@@ -82,6 +86,12 @@ class FinetuneConfig:
         check_number("weight_decay", self.weight_decay, least=0.0)
         if not self.target_modules:
             raise ValueError("target_modules must name at least one layer, got ()")
+        if not 0 <= self.validation_fraction < 1:
+            raise ValueError(
+                f"validation_fraction must be in [0, 1), got {self.validation_fraction}"
+            )
+        if self.early_stopping and not self.validation_fraction:
+            raise ValueError("validation_fraction must be > 0 with early_stopping, got 0")
 
 
 WIKITEXT_HEADING = r" = [^=].*[^=] = *$"
@@ -209,35 +219,46 @@ def base_facts(base: str, revision: str | None = None) -> BaseFacts:
 
     Raises:
         OSError: if there is no such model.
-        ValueError: if an ensemble cannot be built on it (`check_model`), if it needs a package that
-            is not here, if it has no token that ends a text, or if `revision` is given for a
-            folder.
+        ValueError: as `check_base`; if an ensemble cannot be built on it (`check_model`), if it
+            needs a package that is not here, if it has no token that ends a text, or if `revision`
+            is given for a folder.
     """
     import torch
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TARGETS
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import cached_file
 
     local = Path(base).is_dir()
     if local and revision is not None:
         raise ValueError(f"revision applies to hub names, got {revision!r} for the folder {base}")
-    config = AutoConfig.from_pretrained(base, revision=revision)
-    try:
-        with torch.device("meta"):  # build the modules without weights
-            model = AutoModelForCausalLM.from_config(config)
-    except ImportError as error:
-        raise ValueError(f"base must be a readable model, {base} is not: {error}") from error
-    tokenizer = load_tokenizer(base, revision)
+    with reading_base(base):
+        config = AutoConfig.from_pretrained(base, revision=revision)
+        try:
+            with torch.device("meta"):  # build the modules without weights
+                model = AutoModelForCausalLM.from_config(config)
+        except ImportError as error:
+            raise ValueError(f"base must be a readable model, {base} is not: {error}") from error
+        tokenizer = load_tokenizer(base, revision)
     end_of_text(tokenizer, config.get_text_config().vocab_size)
     check_model(model, tokenizer)
     commit = None if local else getattr(config, "_commit_hash", None) or revision
     beginning = beginning_of(tokenizer)
     positions = max_positions(config.get_text_config())
+
+    def cached(name: str) -> Path | None:
+        path: Any = cached_file(
+            base,
+            name,
+            revision=commit,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+        return None if path is None else Path(path)
+
     return BaseFacts(
         name=Path(base).resolve().name if local else base,
         revision=commit,
-        files=(
-            base_files(base) if local else file_digests(lambda name: _cached(base, name, commit))
-        ),
+        files=base_files(base) if local else file_digests(cached),
         beginning=beginning,
         longest_block=None if positions is None else positions - len(beginning),
         linear_layers=linear_names(model),
@@ -267,16 +288,3 @@ def documents_of(corpus: Corpus, base: str, revision: str | None) -> Iterator[Do
     settings = {"tokenize": False, "date_string": "26 Jul 2024"}
     settings["chat_template"] = today + str(tokenizer.get_chat_template())
     return corpus.documents(lambda one: str(tokenizer.apply_chat_template(one, **settings)))
-
-
-def _cached(base: str, name: str, revision: str | None) -> Path | None:
-    from transformers.utils import cached_file
-
-    path: Any = cached_file(
-        base,
-        name,
-        revision=revision,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return None if path is None else Path(path)

@@ -11,8 +11,7 @@ positions in a file (`data.corpus`). There one edit can rename all later documen
 guarantee of the ensemble states. A person whose records share one identifier is in one shard.
 
 The hash is keyed so that nobody can choose identifiers that fall into a given shard. Use a secret
-key of at least 16 random bytes for real data. The key determines the identifiers that are held out
-for validation, too.
+key of at least 16 random bytes for real data.
 
 If every identifier has a shard of its own, an enrolment table says which one (`enrol`).
 
@@ -21,8 +20,8 @@ model depend on both.
 
 A training has two folders:
 
-my-ensemble/            member-000/ ... (each there whole or not at all), ensemble.json at last,
-                        and .next/ with changed members until all of them are trained
+my-ensemble/            .next/ with the members that are trained, each there whole or not at all;
+                        when all are there, member-000/ ... and at last ensemble.json
 my-ensemble.private/    mode 0700: shard.key, run.json (what the run was begun with, and the table
                         of enrolment: the keyed name at each place), and while it trains a lock and
                         the shards' text
@@ -42,7 +41,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -64,14 +62,14 @@ from adapmixed.files import (
     temporary_folder,
     write_file,
 )
+from adapmixed.limits import check_count
 from adapmixed.text import Document
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Of `run.json`."""
 LATE_SECONDS = 60.0
 """Longest time after which a file that one machine has made is seen by another one."""
-# What an update may change. Names of files are a record; the text is compared by its digest.
-_CORPUS = {"corpus", "corpus_hmac", "corpus_files", "places"}
+_CORPUS = {"corpus", "corpus_hmac", "places"}  # what an update may change
 _MIN_KEY = 16
 _MAX_KEY = 64  # BLAKE2b's limit
 KEY_BYTES = 32
@@ -92,8 +90,7 @@ def assign_shards(identifiers: Sequence[str], num_shards: int, *, key: bytes) ->
     Raises:
         ValueError: if an argument is out of range.
     """
-    if num_shards < 1:
-        raise ValueError(f"num_shards must be >= 1, got {num_shards}")
+    check_count("num_shards", num_shards)
     _check_key(key)
     return [_digest(identifier, key) % num_shards for identifier in identifiers]
 
@@ -127,12 +124,11 @@ def enrol(
             found[place] = found[place] if found[place] in present else None
     free = [place for place, name in enumerate(found) if name is None]
     if len(new) > len(free):
-        left = set(found) - present - {None}
-        first = "update without them first, which frees the places of names that left, "
         raise ValueError(
             f"num_models (--models) must leave a place for each of {len(new)} new names, got "
-            f"{len(free)} free of {len(table)}: {first * bool(left)}give more places, in a new "
-            "output if training has begun, or let names share them (--share-shards)"
+            f"{len(free)} free of {len(table)}: give more places, in a new output if training has "
+            "begun, or let names share them (--share-shards). An update without new names frees "
+            "the places of names that left"
         )
     for name in new:
         found[free.pop(_digest(name, key) % len(free))] = name
@@ -156,13 +152,12 @@ def by_hash(num_shards: int, key: bytes) -> Callable[[str], int]:
     return lambda identifier: assign_shards([identifier], num_shards, key=key)[0]
 
 
-def places_line(table: Sequence[str | None], column: str, *, made: bool) -> str:
+def places_line(table: Sequence[str | None], column: str) -> str:
     """Return how many places are taken, for the operator alone."""
     taken, places = sum(name is not None for name in table), len(table)
-    how = ", which was made from that number: choose it yourself with --models" if made else ""
     return (
         f"Places: {taken} of {places} are taken, each by one {column}. That number is private: do "
-        f"not publish it. N = {places} is a public constant{how}."
+        f"not publish it. N = {places} is a public constant."
     )
 
 
@@ -265,7 +260,6 @@ def load_key(path: Path) -> bytes:
     return bytes.fromhex(text)
 
 
-@dataclass(frozen=True)
 class Spool:
     """Shards on the disk, each in a file of JSON lines.
 
@@ -275,82 +269,56 @@ class Spool:
         sizes: bytes of each shard that was written.
     """
 
-    folder: Path
-    fingerprint: str
-    sizes: dict[int, int]
+    def __init__(
+        self,
+        documents: Iterable[Document],
+        shard_of: Callable[[str], int],
+        *,
+        key: bytes,
+        wanted: Collection[int],
+        folder: Path,
+    ) -> None:
+        """Divide a stream of documents into files in one pass, with one document in memory.
+
+        Args:
+            documents: the whole corpus.
+            shard_of: returns the shard of an identifier.
+            key: the key of the partition.
+            wanted: shards to write; the others only enter the fingerprint.
+            folder: an empty folder that nobody else can read, where the text is written.
+
+        Raises:
+            ValueError: if the corpus holds no text.
+        """
+        mac = hmac.new(key, b"adapmixed corpus", hashlib.sha256)
+        self.folder, self.sizes = folder, Counter[int]()
+        document = None
+        for document in documents:
+            add_document(mac, document)
+            if (shard := shard_of(document.identifier)) in wanted:
+                line = json.dumps([document.identifier, document.text]).encode() + b"\n"
+                with open(self._file(shard), "ab") as file:
+                    self.sizes[shard] += file.write(line)
+        if document is None:
+            raise ValueError("corpus must hold text, but has none")
+        self.fingerprint = mac.hexdigest()
 
     def read(self, shard: int) -> list[Document]:
         """Return a shard's documents sorted by identifier, else in the order of the corpus."""
         if shard not in self.sizes:
             return []
-        with open(_file(self.folder, shard), encoding="utf-8") as lines:
+        with open(self._file(shard), encoding="utf-8") as lines:
             documents = [Document(*json.loads(line)) for line in lines]
         return sorted(documents, key=lambda document: document.identifier)
 
-
-def spool(
-    documents: Iterable[Document],
-    shard_of: Callable[[str], int],
-    *,
-    key: bytes,
-    wanted: Collection[int],
-    folder: Path,
-) -> Spool:
-    """Divide a stream of documents into files in one pass, with one document in memory.
-
-    Args:
-        documents: the whole corpus.
-        shard_of: returns the shard of an identifier.
-        key: the key of the partition.
-        wanted: shards to write; the others only enter the fingerprint.
-        folder: an empty folder that nobody else can read, where the text is written.
-
-    Raises:
-        ValueError: if the corpus holds no text.
-    """
-    mac = hmac.new(key, b"adapmixed corpus", hashlib.sha256)
-    sizes: Counter[int] = Counter()
-    document = None
-    for document in documents:
-        add_document(mac, document)
-        if (shard := shard_of(document.identifier)) in wanted:
-            line = json.dumps([document.identifier, document.text]).encode() + b"\n"
-            with open(_file(folder, shard), "ab") as file:
-                sizes[shard] += file.write(line)
-    if document is None:
-        raise ValueError("corpus must hold text, but has none")
-    return Spool(folder, mac.hexdigest(), dict(sizes))
+    def _file(self, shard: int) -> Path:
+        return self.folder / f"shard-{shard:05d}.jsonl"
 
 
-def hold_out(
-    documents: Sequence[Document], fraction: float, *, key: bytes
-) -> tuple[list[Document], list[Document]]:
-    """Return (training, validation), with whole identifiers held out by a keyed hash.
-
-    Whether an identifier is held out depends on itself and the key alone. If nothing would be left
-    to train on, nothing is held out (see `hold_out_end`).
-
-    Args:
-        documents: the documents of one shard.
-        fraction: expected share of the identifiers to hold out, in [0, 1).
-        key: the key of the partition.
-    """
-    training: list[Document] = []
-    validation: list[Document] = []
-    for document in documents:
-        digest = hashlib.blake2b(
-            document.identifier.encode(), digest_size=8, key=key, person=b"adapmixed.valid"
-        ).digest()
-        held = int.from_bytes(digest, "big") < fraction * 2.0**64
-        (validation if held else training).append(document)
-    return (training, validation) if training else (validation, [])
-
-
-def hold_out_end(tokens: list[int], fraction: float) -> tuple[list[int], list[int]]:
+def hold_out(tokens: list[int], fraction: float) -> tuple[list[int], list[int]]:
     """Return (training, validation), with the end of a shard's token stream held out.
 
-    This is for shards without a held-out identifier, for instance with the text of one user. At
-    least two tokens are held out, since fewer have nothing to predict. A shard with fewer than
+    At least two tokens are held out, since fewer have nothing to predict. A shard with fewer than
     eight tokens holds none out.
 
     Args:
@@ -361,10 +329,6 @@ def hold_out_end(tokens: list[int], fraction: float) -> tuple[list[int], list[in
     if fraction > 0 and len(tokens) >= _LEAST_HELD_OUT:
         count = max(count, 2)
     return (tokens[:-count], tokens[-count:]) if count >= 2 else (tokens, [])
-
-
-def _file(folder: Path, shard: int) -> Path:
-    return folder / f"shard-{shard:05d}.jsonl"
 
 
 class TrainingFolder:
@@ -440,79 +404,66 @@ class TrainingFolder:
         Raises:
             ValueError: if a setting differs; the message names the first one.
         """
-        if not (begun := self.begun()):
-            return
-        known, given = (
-            {"id_column": one["corpus"]["id_column"], **one} for one in (begun, settings)
-        )
-        changed = [name for name in given if known.get(name) != given[name]]
+        begun = self.begun()
+        changed = [name for name in settings if begun and begun.get(name) != settings[name]]
         for name in changed:
             if name not in _CORPUS:
                 raise ValueError(
-                    f"training into {self.output} was begun with {name} = {known.get(name)!r}, got "
-                    f"{given[name]!r}: use the same settings and corpus, or another output"
+                    f"training into {self.output} was begun with {name} = {begun.get(name)!r}, got "
+                    f"{settings[name]!r}: use the same settings and corpus, or another output"
                 )
-        if not update and set(changed) - {"corpus_files"}:
-            same = "give update (--update) to train whose text has changed"
+        if changed and not update:
             raise ValueError(
                 f"training into {self.output} was begun with another corpus, or its text has "
-                f"changed: {same if given['places'] else 'give the same corpus'}, or another output"
+                "changed: give the same corpus, or another output, or update (--update) if every "
+                "name has a place of its own"
             )
 
-    def withdrawn(self) -> dict[int, dict[str, Any]]:
-        """Return the members that are `null` in `ensemble.json`, with their shards' records."""
+    def withdrawn(self) -> set[int]:
+        """Return the members that are `null` in `ensemble.json`."""
         if not (self.output / FILE_NAME).exists():
-            return {}
-        manifest = read_manifest(self.output)
-        shards = manifest.shards or ({},) * len(manifest.members)
-        return {
-            number: dict(record)
-            for number, (name, record) in enumerate(zip(manifest.members, shards, strict=True))
-            if name is None
-        }
+            return set()
+        members = read_manifest(self.output).members
+        return {number for number, name in enumerate(members) if name is None}
 
     def begin(self, settings: Mapping[str, Any]) -> None:
-        """Record the settings of the run, which only a run with the same settings may continue.
-
-        Raises:
-            ValueError: as `check_settings`.
-        """
+        """Record the settings of a new run; those of one that was begun must be equal."""
         create_file(self.private / "run.json", _run_text(settings), mode=0o600)
         self.check_settings(settings)
 
     def exchange(self, settings: Mapping[str, Any], changed: Collection[int]) -> None:
-        """Record another corpus, and put the members that were trained on it in place.
+        """Put members in place, and record the corpus that they were trained on.
 
-        `ensemble.json` is removed. Even if the process ends at any moment, every member in place
-        was trained on the recorded corpus. So training can continue with that corpus.
+        For another corpus than the recorded one `ensemble.json` is removed. Even if the process
+        ends at any moment, every member in place was trained on the recorded corpus. So training
+        can continue with that corpus.
 
         Args:
-            settings: as in `begin`, for the new corpus.
+            settings: as in `begin`, or those for another corpus.
             changed: numbers of the members whose new folders are in `next`.
         """
-        (self.output / FILE_NAME).unlink(missing_ok=True)
-        flush(self.output)
+        if another := self.begun() != settings:
+            (self.output / FILE_NAME).unlink(missing_ok=True)
+            flush(self.output)
         for place in (self.output / self.members[member] for member in changed):
             if place.exists():
                 os.rename(place, old := temporary_folder(place))
                 flush(self.output)
                 shutil.rmtree(old)
-        write_file(self.private / "run.json", _run_text(settings), mode=0o600)
+        if another:
+            write_file(self.private / "run.json", _run_text(settings), mode=0o600)
         for name in (self.members[member] for member in changed):
+            await_path(self.next / name)
             os.rename(self.next / name, self.output / name)
         flush(self.output)
 
-    def is_finished(self, member: int) -> bool:
-        """Return whether a member is finished; its folder appears complete or not at all."""
-        return (self.output / self.members[member]).is_dir()
-
-    def record(self, member: int) -> dict[str, Any]:
-        """Return the record of a finished member; see `read_member_record`."""
-        await_path(self.output / self.members[member])
-        return read_member_record(self.output / self.members[member])
+    def record(self, member: int) -> dict[str, Any] | None:
+        """Return the record of the shard that a member in place was trained on, None without it."""
+        path = self.output / self.members[member]
+        return read_member_record(path)["shard"] if path.is_dir() else None
 
     def finish(self, manifest: Manifest) -> None:
-        """Write `ensemble.json`, or check that an existing one is equal.
+        """Write `ensemble.json`, or check that an existing one is equal; nothing else is left.
 
         Raises:
             ValueError: if an existing one differs.
@@ -521,6 +472,7 @@ class TrainingFolder:
             write_manifest(self.output, manifest)
         if read_manifest(self.output) != manifest:
             raise ValueError(f"{self.output / FILE_NAME} must be as training wrote it, but differs")
+        shutil.rmtree(self.next)
 
 
 def await_path(path: Path) -> None:

@@ -54,7 +54,7 @@ from adapmixed.mechanisms import (
     shaped,
 )
 from adapmixed.text import Document
-from adapmixed.training import FinetuneConfig, save_adapter, token_stream, train_adapter
+from adapmixed.training import AdapterTrainer, FinetuneConfig, save_adapter, token_stream
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit import Effort, Finding
 from adapmixed_lab.audit.search import (
@@ -145,12 +145,13 @@ def train(secrets: Sequence[int]) -> Planted:
         warnings.simplefilter("ignore", FutureWarning)
         base = AutoModelForCausalLM.from_pretrained(demo_base(), dtype=torch.float32).eval()
         tokenizer = AutoTokenizer.from_pretrained(demo_base())
+        trainer = AdapterTrainer(base, _SETTINGS)
         paths = [Path(folder) / str(secret) for secret in secrets]
         for secret, path in zip(secrets, paths, strict=True):
             customer = secret % CUSTOMERS
             record = flight_dialogue(f"customer {customer}", f"{_PUBLIC_DIGITS}{secret}")
             tokens = token_stream(tokenizer, [record.text])
-            trained = train_adapter(base, tokens, _SETTINGS, seed=SEED, shard=customer)
+            trained = trainer.train(tokens, seed=SEED, shard=customer)
             save_adapter(trained.model, path, _SETTINGS, base_name=demo_base().name)
         prompt = tokenizer(SAID_AS + _PUBLIC_DIGITS, add_special_tokens=False)["input_ids"]
         ensemble = Ensemble.from_pretrained(base, paths)

@@ -8,13 +8,7 @@ noise.
 import argparse
 
 from adapmixed.commands.options import check_alone, progress_bar
-from adapmixed.commands.train import (
-    add_training_options,
-    config_of,
-    corpus_of,
-    facts_of,
-    training_of,
-)
+from adapmixed.commands.train import add_training_options, config_of, corpus_of, training_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,19 +33,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train and print the guarantee."""
-    from adapmixed.training.run import DTYPES
-    from adapmixed.training.settings import PRESETS, documents_of
+    import torch
+
+    from adapmixed.training.settings import PRESETS, base_facts, documents_of
     from adapmixed_lab.dp_sgd import BATCH_SIZE, EPOCHS, PrivacyTarget, train_dp
 
     check_alone("dp-sgd")  # each rank would train an adapter, and the guarantee covers one
     corpus = corpus_of(arguments)
-    training = training_of(arguments, "steps", "shared_a", "early_stopping")
-    facts = facts_of(arguments)
+    unused = ("steps", "shared_a", "early_stopping", "validation_fraction")
+    training = training_of(arguments, *unused)
+    facts = base_facts(arguments.base, arguments.revision)
     documents = documents_of(corpus, arguments.base, facts.revision)
     settings: dict[str, object] = {}
     if name := arguments.preset:
         settings = PRESETS[name].settings | {"epochs": EPOCHS[name], "batch_size": BATCH_SIZE}
-    config = config_of(arguments, facts, facts.adapt(arguments.adapt), settings, training)
+    config = config_of(facts, facts.adapt(arguments.adapt), settings, training)
     guarantee = train_dp(
         arguments.base,
         documents,
@@ -64,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         base_name=facts.name,
         revision=facts.revision,
         device=arguments.device,
-        dtype=DTYPES[arguments.dtype],
+        dtype=getattr(torch, arguments.dtype),
         progress=progress_bar("step"),
     )
     print(f"wrote {arguments.output}")

@@ -200,14 +200,14 @@ def test_losses_come_from_the_members_folders(tmp_path: Path) -> None:
     shutil.copyfile(FORMATS / "ensemble-5.json", tmp_path / "ensemble.json")
     assert validation_losses(tmp_path) == []
     records = (
-        ({"documents": 3, "loss": 4.25, "public_loss": 4.5}, [5.0, 4.5]),
+        ({"tokens": 3, "loss": 4.25, "public_loss": 4.5}, [5.0, 4.5]),
         (None, [4.75]),  # nothing was held out
         (None, []),  # an empty shard
     )
     for index, (validation, losses) in enumerate(records):
         folder = tmp_path / f"member-{index:03d}"
         folder.mkdir()
-        record = {"format_version": 1, "shard": {}, "tokens": 700, "losses": losses}
+        record = {"format_version": 2, "shard": {}, "tokens": 700, "losses": losses}
         record["validation"] = validation
         (folder / "shard.json").write_text(json.dumps(record), encoding="utf-8")
     expected = {"member": "member-000", "loss": 4.25, "public_loss": 4.5}
@@ -223,9 +223,9 @@ def test_evaluate_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[
     write_manifest(ensemble, replace(whole, members=whole.members[:2], shards=whole.shards[:2]))
     for index, member in enumerate(whole.members[:2]):
         shutil.copytree(DEMO_ENSEMBLE / member, ensemble / member)
-        record = {"format_version": 1, "shard": whole.shards[index], "tokens": 700}
+        record = {"format_version": 2, "shard": whole.shards[index], "tokens": 700}
         record["losses"] = [5.0, 4.5 - index]
-        record["validation"] = {"documents": 3, "loss": 4.25 + index, "public_loss": 4.5}
+        record["validation"] = {"tokens": 3, "loss": 4.25 + index, "public_loss": 4.5}
         (ensemble / member / "shard.json").write_text(json.dumps(record), encoding="utf-8")
     text.write_text("\n\n".join(one.text for one in held_out_documents()[:2]), encoding="utf-8")
     command = ["evaluate", "--base", str(demo_base()), "--ensemble", str(ensemble), "--text"]
