@@ -303,7 +303,7 @@ def test_what_has_no_cost_in_advance_is_refused() -> None:
                 made()
     budgeted, plain = Accountant(1e-5, epsilon=4.0), Accountant(1e-5)
     for accountant, changes, words in (
-        (budgeted, {"mechanism": replace(POOL, queries=None)}, "epsilon"),
+        (budgeted, {"mechanism": replace(POOL, queries=None)}, "events"),
         (plain, {"mechanism": replace(POOL, public_confidence=0.5)}, "public_confidence"),
         (plain, {"num_models": 0}, "num_models"),
         (plain, {"queries": 0}, "queries"),

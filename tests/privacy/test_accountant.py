@@ -53,7 +53,7 @@ from adapmixed.privacy import (
 from adapmixed.privacy.composition import ShardBudget, clipped_mixing_epsilon
 from adapmixed.privacy.conversions import c_alpha, replace_one_epsilon, zcdp_to_dp
 from adapmixed.privacy.costs import RANGE_ERROR, bounded_range_rho, screening_rho
-from adapmixed.privacy.events import Binding, to_json
+from adapmixed.privacy.events import Binding, Origin, to_json
 from adapmixed.rng import SecureRandom, SeededRandom
 
 
@@ -208,7 +208,7 @@ UNEQUAL = [
         bound(epsilon=0.02, queries=0, budget=10),
         "of one plan, got .*epsilon=0.02",
     ),
-    (PublicAnswer(1), IndividualCharge("zcdp", None, np.zeros((20, 1))), "epsilon must be given"),
+    (PublicAnswer(1), IndividualCharge(None, np.zeros((20, 1))), "epsilon must be given"),
 ]
 
 
@@ -376,8 +376,8 @@ def test_a_state_of_something_else_is_refused():
         (lambda: clipped(upper=0.5), "upper"),
         (lambda: pooled(lower=0.1), "lower"),
         (lambda: pooled(scale=-1.0), "scale"),
-        (lambda: IndividualCharge("zcdp", None, np.full((3, 1), -1e-9)), ">= 0"),
-        (lambda: IndividualCharge("renyi", None, np.zeros((3, 1))), "order"),
+        (lambda: IndividualCharge(None, np.full((3, 1), -1e-9)), ">= 0"),
+        (lambda: IndividualCharge(1.0, np.zeros((3, 1))), "order"),
         (lambda: Caveat("luck"), "name"),
         (lambda: PublicAnswer(-2), "queries"),
     ],
@@ -434,7 +434,7 @@ def test_an_accountant_states_the_budget_and_keeps_it(mechanism, adjacency):
                 getattr(one, words)
     accountant.bind(mechanism, 3)
     largest = mechanism.largest_charge(3)
-    budget = ShardBudget.for_epsilon(12.0, DELTA, mechanism.measure[1], adjacency, largest)
+    budget = ShardBudget.for_epsilon(12.0, DELTA, mechanism.charge_order, adjacency, largest)
     assert accountant.limit == budget.amount and accountant.spent.tolist() == [0.0] * 3
     if largest is not None:  # of one answer; their sum exceeds it
         nominal, before = (2.0 * 1.25 / 3) ** 2 / 8, accountant.state()
@@ -469,18 +469,18 @@ def test_an_accountant_states_the_budget_and_keeps_it(mechanism, adjacency):
 def test_events_alone_are_kept_within_the_budget():
     accountant = Accountant(DELTA, epsilon=2.0)
     limit = ShardBudget.for_epsilon(2.0, DELTA, None).amount
-    event = IndividualCharge("zcdp", None, np.full((3, 2), limit / 2.5))
+    event = IndividualCharge(None, np.full((3, 2), limit / 2.5))
     accountant.add([PublicAnswer(1), event])
     assert accountant.limit == limit and accountant.queries == 3
     for other, words in (
         (event, "charge must keep every shard within its budget"),
-        (IndividualCharge("renyi", 4.0, np.zeros((3, 1))), "must keep .* got one of order 4.0"),
-        (IndividualCharge("zcdp", None, np.zeros((2, 1))), "num_models must be the same"),
+        (IndividualCharge(4.0, np.zeros((3, 1))), "must keep .* got one of order 4.0"),
+        (IndividualCharge(None, np.zeros((2, 1))), "num_models must be the same"),
     ):
         with pytest.raises(ValueError, match=words):
             accountant.add(other)
     assert accountant.queries == 3
-    unlimited = accountant.state() | {"settings": Accountant(DELTA).state()["settings"]}
+    unlimited = accountant.state() | {"epsilon": None}
     with pytest.raises(AttributeError, match="epsilon"):  # there is none, not that of nothing
         Accountant.from_state(unlimited).guarantee()
 
@@ -488,7 +488,7 @@ def test_events_alone_are_kept_within_the_budget():
 @pytest.mark.parametrize("event", [*FAMILIES.values(), UnprotectedAnswer(1)])
 def test_under_a_budget_every_cost_is_one_members_own(event):
     accountant = Accountant(DELTA, epsilon=2.0)
-    own = IndividualCharge("zcdp", None, np.zeros((20, 1)))
+    own = IndividualCharge(None, np.zeros((20, 1)))
     for events in ([event, own], [own, event]):
         with pytest.raises(ValueError, match="must be IndividualCharge under a budget of every"):
             accountant.add(events)
@@ -581,9 +581,9 @@ def test_a_ledger_remembers_whom_it_protects(tmp_path: Path) -> None:
     for unit, words in (("user", "everything of one 'user'"), (None, "one whole shard")):
         path = tmp_path / f"{unit}.db"
         with Accountant(DELTA, path=path) as accountant:
-            accountant.bind(POOL, 3, "these members", None, unit)
+            accountant.bind(POOL, 3, Origin("these members", unit=unit))
             with pytest.raises(ValueError, match="'unit': .* needs an accountant of its own"):
-                accountant.bind(POOL, 3, "these members", None, "another")
+                accountant.bind(POOL, 3, Origin("these members", unit="another"))
         read = read_ledger(path)
         assert words in str(read.guarantee)
         assert json.loads(list(read.records())[1].text)["events"][0]["unit"] == unit
@@ -595,23 +595,25 @@ def test_an_accountant_is_bound_to_one_mechanism_ensemble_and_n(tmp_path: Path) 
     path = tmp_path / "ledger.db"
     accountant = Accountant(DELTA, path=path)
     for same in (BOX.upper, np.float64(BOX.upper), int(BOX.upper)):  # numbers of another type
-        accountant.bind(replace(BOX, upper=same), 3, "these members", 7)
-    bound: list[Any] = [BOX, 3, "these members", 7]
+        accountant.bind(replace(BOX, upper=same), 3, Origin("these members", (), 7))
+    known = Origin("these members", active_tokens=7)  # caveats do not bind
     others = POOL, replace(BOX, queries=11), replace(BOX, upper=BOX.upper + 1)
-    wrong = [*((0, one) for one in others), (1, 4), (2, "others"), (2, None), (3, 8)]
+    wrong: list[tuple[Mechanism, int, Origin]] = [(one, 3, known) for one in others]
+    wrong += [(BOX, 4, known), (BOX, 3, replace(known, active_tokens=8))]
+    elsewhere = [(BOX, 3, replace(known, ensemble=other)) for other in ("others", None)]
 
     def refuses(one: Accountant) -> None:
         before = one.state()
-        for at, value in wrong:
+        for of in (*wrong, *elsewhere):
             with pytest.raises(ValueError, match="charged for what it is bound to") as caught:
-                one.bind(*bound[:at], value, *bound[at + 1 :])
+                one.bind(*of)
             assert "these members" not in str(caught.value)  # a digest of the members
-            assert (at == 2) == ("got another ensemble" in str(caught.value))
+            assert (of in elsewhere) == ("got another ensemble" in str(caught.value))
         with pytest.raises(ValueError, match="accountant must be charged for what it is bound to"):
             one.charge(proposed(BOX))
         with pytest.raises(ValueError, match="must not be bound to a mechanism to take events"):
             one.add(PublicAnswer(1))
-        one.bind(*bound)
+        one.bind(BOX, 3, known)
         assert one.state() == before
 
     refuses(accountant)

@@ -99,7 +99,7 @@ def test_tickets_and_their_binding_are_read_back(path: Path, mechanism: Mechanis
     reading = read_ledger(path)
     records = list(reading.records())[1:]
     assert state(reading.account) == state(whole) and reading.charges == 41
-    largest, (_, order) = mechanism.largest_charge(3), mechanism.measure or ()
+    largest, order = mechanism.largest_charge(3), mechanism.charge_order
     assert reading.account.budget is not None and reading.account.budget.largest == largest
     expected = Binding(repr(mechanism), 3, order, largest, "e", None)
     assert records[0].events() == [expected]
@@ -339,7 +339,7 @@ def test_a_file_that_is_taken_away_while_open_is_seen(path: Path, how: str) -> N
 POOL = BoundedRangeAnswer(2.0, -0.25, 1.0, 64, 1, 500)
 OTHER = BoundedRangeAnswer(1.0, -0.5, 0.5, 64, 1, 900)
 BOX = ClippedAnswer(0.5, 2.0, 64, 1, 100)
-SHARE = IndividualCharge("zcdp", None, np.full((64, 1), 1e-6))
+SHARE = IndividualCharge(None, np.full((64, 1), 1e-6))
 COMPOSED, ADDED = "(all answers composed; zero-out)", "(their ε and δ added; zero-out)"
 
 

@@ -97,8 +97,8 @@ TAMPERED: dict[str, tuple[Callable[[Path], None], str]] = {
     "another identity": (_replaced('ity":"', 'ity":"0', "0"), FIRST),
     "settings gone": (_edit("DELETE FROM record WHERE sequence = 0"), "record 0 is missing"),
     "records gone": (_edit("DELETE FROM record"), "record 0 is missing"),
-    "newer": (_run("PRAGMA user_version = 13"), "must have format_version 12, got 13"),
-    "older": (_run("PRAGMA user_version = 11"), "must have format_version 12, got 11"),
+    "newer": (_run("PRAGMA user_version = 14"), "must have format_version 13, got 14"),
+    "older": (_run("PRAGMA user_version = 12"), "must have format_version 13, got 12"),
     "trigger gone": (_run("DROP TRIGGER no_delete_of_record"), "have the tables of a ledger"),
     "table added": (_run("CREATE TABLE gift (x)"), "have the tables of a ledger"),
     "totals gone": (_edit("DELETE FROM totals"), "must have one row of totals"),
@@ -168,7 +168,7 @@ def test_records_and_totals_with_fitting_hashes_must_give_each_other(
         assert ledger.queries < found.account.queries
     with pytest.raises(LedgerCorruptError, match="the totals are not what the records give"):
         read_ledger(path)
-    others = replace(found.account, settings=replace(found.account.settings, delta=1e-6))
+    others = replace(found.account, delta=1e-6)
     _forged(path, found.last, replace(found, account=others).totals)
     for look in (read_ledger, lambda path: Accountant(1e-6, path=path)):
         with pytest.raises(LedgerCorruptError, match="do not have the settings of record 0"):

@@ -66,10 +66,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.action == "show":
         account, guarantee = reading.account, reading.guarantee
-        settings, binding = account.settings, account.binding
+        binding = account.binding
         facts |= {
-            "delta": settings.delta,
-            "shard budget": settings.epsilon,
+            "delta": account.delta,
+            "shard budget": account.epsilon,
             "mechanism": None if binding is None else binding.mechanism,
             "ensemble": None if binding is None else binding.ensemble,
             "queries": guarantee.queries,

@@ -44,7 +44,7 @@ SAVE_SECONDS = 10.0
 # Positions per call of a mechanism: enough to share its overhead, few enough to bound its memory.
 _POSITIONS_PER_CALL = 64
 CURVE_POINTS = 512
-FORMAT_VERSION = 11
+FORMAT_VERSION = 12
 """Of a result file; increases if an entry changes its meaning, or if a required one is new."""
 
 
@@ -150,11 +150,10 @@ def evaluate(
         "mechanisms": [(name, repr(one), budgets.get(name)) for name, one in mechanisms.items()],
     }
     ranks.agree(described | {"memory_bytes": memory_bytes, "result": result is not None})
-    bound = ensemble.num_models, origin.ensemble, origin.active_tokens, origin.unit
 
     def method(name: str, source: SecureRandom | SeededRandom) -> Method:
         accountant = Accountant(delta, epsilon=budgets.get(name), adjacency=adjacency)
-        accountant.bind(mechanisms[name], *bound)  # raises before the models run
+        accountant.bind(mechanisms[name], ensemble.num_models, origin)  # before the models run
         accountant.check_left(mechanisms[name], total)
         tally = Tally(name, accountant, Diagnostics() if diagnostics else None)
         return Method(mechanisms[name], source.child(mechanisms[name].name), tally)

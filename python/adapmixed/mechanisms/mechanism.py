@@ -343,8 +343,8 @@ class Mechanism(ABC):
         return getattr(self, "queries", None)
 
     @property
-    def measure(self) -> tuple[str, float | None] | None:
-        """Unit of the individual charges: ("zcdp", None), ("renyi", order) or None without any."""
+    def charge_order(self) -> float | None:
+        """Rényi order of the individual charges; None if they are ρ of zCDP, or without any."""
         return None
 
     def largest_charge(self, num_models: int) -> float | None:

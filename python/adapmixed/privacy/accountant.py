@@ -48,7 +48,7 @@ from adapmixed.privacy.events import (
     setting_of,
     to_json,
 )
-from adapmixed.privacy.guarantee import Guarantee, fixed_epsilon, guarantee_of, parts_of
+from adapmixed.privacy.guarantee import Guarantee, guarantee_of, parts_of
 from adapmixed.privacy.ledger import Ledger, enter
 
 if TYPE_CHECKING:
@@ -56,40 +56,28 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The settings of an accountant.
+class Account:
+    """The settings, and the sums of all charges. :meth:`added` returns another account.
 
     Attributes:
         delta: δ in [1e-15, 0.1].
         epsilon: ε of every shard's own budget; None without budgets.
         adjacency: neighbours of the statement, "zero_out" or "replace_one".
-    """
-
-    delta: float
-    epsilon: float | None
-    adjacency: str
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "delta", check_delta(self.delta))
-        if self.epsilon is not None:
-            object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
-        check_question(self.adjacency)
-
-
-@dataclass(frozen=True)
-class Account:
-    """The settings, and the sums of all charges. :meth:`added` returns another account.
-
-    Attributes:
-        settings: settings of the accountant.
         counts: number of answered queries by event; the keys are of no query (`setting_of`).
         total: (N, K) sums of realised losses or (N,) of individual charges, float64, as upper
             bounds; None before the first.
     """
 
-    settings: Settings
+    delta: float
+    epsilon: float | None
+    adjacency: str
     counts: Mapping[Event, int] = field(default_factory=dict)
     total: NDArray[np.float64] | None = field(default=None, compare=False)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The first three attributes, by their names."""
+        return {name: getattr(self, name) for name in ("delta", "epsilon", "adjacency")}
 
     def of(self, kind: type) -> list[Any]:
         """Return the counted events of one class."""
@@ -112,11 +100,11 @@ class Account:
         Raises:
             ValueError: the conversion at their order costs more than ε.
         """
-        found, asked = [*self.of(Binding), *self.of(IndividualCharge)], self.settings
-        if not found or asked.epsilon is None:
+        found = [*self.of(Binding), *self.of(IndividualCharge)]
+        if not found or self.epsilon is None:
             return None
         largest = getattr(found[0], "largest", None)
-        of = asked.epsilon, asked.delta, found[0].order, asked.adjacency, largest
+        of = self.epsilon, self.delta, found[0].order, self.adjacency, largest
         return ShardBudget.for_epsilon(*of)
 
     @property
@@ -212,7 +200,7 @@ class Account:
     def _check_joins(self, event: Event) -> None:
         """Raise ValueError unless the cost of an event can be added to the others."""
         own = isinstance(event, IndividualCharge | PublicAnswer | Caveat)
-        if self.settings.epsilon is not None and not own:
+        if self.epsilon is not None and not own:
             raise ValueError(
                 "events must be IndividualCharge under a budget of every shard, got "
                 f"{type(event).__name__}: its cost is not one member's own"
@@ -284,7 +272,6 @@ class Account:
         return active
 
 
-READERS["Settings"] = partial(from_json, Settings)
 READERS["Account"] = partial(from_json, Account)
 
 
@@ -321,7 +308,8 @@ class Accountant:
         create: bool = True,
     ) -> None:
         self._lock, self._process = threading.Lock(), os.getpid()
-        self._kept = Account(Settings(delta, epsilon, adjacency))
+        budget = None if epsilon is None else check_epsilon(epsilon)
+        self._kept = Account(check_delta(delta), budget, check_question(adjacency))
         self._ledger: Ledger | None = None
         self._ensembles: dict[str, object] = {}
         if path is not None:
@@ -334,17 +322,17 @@ class Accountant:
     @property
     def delta(self) -> float:
         """δ of the statement."""
-        return self._account.settings.delta
+        return self._account.delta
 
     @property
     def epsilon(self) -> float | None:
         """ε of every shard's own budget; None without budgets."""
-        return self._account.settings.epsilon
+        return self._account.epsilon
 
     @property
     def adjacency(self) -> str:
         """The neighbours of the statement, "zero_out" or "replace_one"."""
-        return self._account.settings.adjacency
+        return self._account.adjacency
 
     @property
     def queries(self) -> int:
@@ -393,14 +381,7 @@ class Accountant:
             )
         return self._account.budget
 
-    def bind(
-        self,
-        mechanism: Mechanism,
-        num_models: int,
-        ensemble: str | None = None,
-        active_tokens: int | None = None,
-        unit: str | None = None,
-    ) -> None:
+    def bind(self, mechanism: Mechanism, num_models: int, origin: Origin = BY_HAND) -> None:
         """Bind the accountant to one mechanism and one ensemble.
 
         The first charge does the same. To bind again to the same pair has no effect.
@@ -408,9 +389,7 @@ class Accountant:
         Args:
             mechanism: how queries are answered, with its settings.
             num_models: N.
-            ensemble: fingerprint of the ensemble; None if it is not known.
-            active_tokens: K of the active vocabulary; None if members speak about all tokens.
-            unit: the column whose every name has a member of its own; None if shards are protected.
+            origin: the ensemble that the rows come from.
 
         Raises:
             ValueError: the accountant is bound to something else, the mechanism's charges cannot
@@ -419,7 +398,6 @@ class Accountant:
         """
         self._check_usable()
         with self._lock:
-            origin = Origin(ensemble, (), active_tokens, unit)
             self._bind(self._bound(mechanism, num_models, origin))
 
     def register(self, ensemble: str | os.PathLike[str]) -> None:
@@ -437,11 +415,11 @@ class Accountant:
             ValueError: as :meth:`bind`.
         """
         account, models = self._account, check_models(num_models)
-        _check_fits(mechanism, account.settings)
+        _check_fits(mechanism, account)
         binding = Binding(
             _described(mechanism),
             models,
-            None if mechanism.measure is None else mechanism.measure[1],
+            mechanism.charge_order,
             mechanism.largest_charge(models),
             origin.ensemble,
             check_active(origin.active_tokens, "active_tokens"),
@@ -500,9 +478,8 @@ class Accountant:
                 opened again. This accountant can charge no more.
         """
         self._check_usable()
-        of = ticket.mechanism, ticket.num_models, ticket.origin
         with self._lock:
-            ticket.charge(lambda events, charges: self._pay(*of, events, charges))
+            ticket.charge(partial(self._pay, ticket.mechanism, ticket.num_models, ticket.origin))
 
     def charge_ahead(
         self,
@@ -547,14 +524,9 @@ class Accountant:
     ) -> NDArray[np.bool_] | None:
         """Charge events or, under budgets, the members that can pay; return who was charged."""
         bound, active = self._bound(mechanism, num_models, origin), None
-        if mechanism.measure is not None and bound.budget is not None:
-            if charges is None:
-                raise ValueError(
-                    "epsilon must be None for queries that are charged in advance: what a shard "
-                    "spends of its own budget depends on the rows"
-                )
+        if charges is not None and bound.epsilon is not None:
             active = bound.admit(charges)
-            own = IndividualCharge(*mechanism.measure, np.where(active, charges, 0.0))
+            own = IndividualCharge(mechanism.charge_order, np.where(active, charges, 0.0))
             events = [own, *(event for event in events if isinstance(event, Caveat))]
         charged = self._added(bound, events)
         self._bind(bound)
@@ -633,7 +605,13 @@ class Accountant:
             ValueError: delta is out of range, the total depends on private data, it rests on the
                 published bound, or there is no guarantee. `guarantee()` says which.
         """
-        return fixed_epsilon(self._account, check_delta(delta))
+        found = guarantee_of(self._account, check_delta(delta))
+        if found.kind not in ("fixed", "public") or found.epsilon is None:
+            raise ValueError(
+                f"epsilon must be that of a fixed total, got one of kind {found.kind!r}: "
+                "guarantee() says what can be stated"
+            )
+        return found.epsilon
 
     def breakdown(self) -> dict[str, float]:
         """Return the parts of ε, as in Table 2b of the paper.
@@ -669,7 +647,7 @@ class Accountant:
             ValueError: the state is not valid.
         """
         account = from_json(Account, dict(state))
-        accountant = cls(**vars(account.settings))
+        accountant = cls(**account.settings)
         accountant._kept = account
         return accountant
 
@@ -703,8 +681,8 @@ def _described(mechanism: Any) -> str:
     return repr(replace(mechanism, **reals))
 
 
-def _check_fits(mechanism: Mechanism, settings: Settings) -> None:
-    """Raise ValueError unless the mechanism gives a guarantee under these settings."""
+def _check_fits(mechanism: Mechanism, settings: Account) -> None:
+    """Raise ValueError unless the mechanism gives a guarantee under an account's settings."""
     delta = getattr(mechanism, "delta", settings.delta)
     if delta != settings.delta:
         raise ValueError(

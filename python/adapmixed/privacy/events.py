@@ -35,7 +35,6 @@ from adapmixed.limits import (
     check_clip,
     check_count,
     check_flag,
-    check_measure,
     check_models,
     check_number,
     check_option,
@@ -240,23 +239,22 @@ class BoundedRangeAnswer:
 class IndividualCharge:
     """The charge of each member for answers under per-shard budgets.
 
-    Two are equal if their units are, whatever the charges.
+    Two are equal if their orders are, whatever the charges.
 
     Attributes:
-        measure: unit of the charges, "renyi" (D↔_order) or "zcdp" (ρ).
-        order: Rényi order > 1 for "renyi", None for "zcdp".
+        order: Rényi order > 1 if charges are D↔_order, None if they are ρ of zCDP.
         charge: (N, B) float64, upper bounds ≥ 0; 0 if the member answered the public distribution.
             Kept as a read-only copy.
     """
 
     method: ClassVar[str] = "per-shard budget"
 
-    measure: str
     order: float | None
     charge: NDArray[np.float64] = field(compare=False)
 
     def __post_init__(self) -> None:
-        _set(self, order=check_measure(self.measure, self.order))
+        if self.order is not None:
+            _set(self, order=check_number("order", self.order, above=1.0))
         _set(self, charge=checked_array("charge", self.charge))
         check_models(self.num_models)
 

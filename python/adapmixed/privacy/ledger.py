@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FORMAT_VERSION = 12
+FORMAT_VERSION = 13
 """Version of the format. It rises when the content or its meaning changes. Older files are not
 read."""
 
@@ -239,8 +239,8 @@ class Ledger:
                 self._connection = connected(place)
                 self._opened = os.stat(place)
                 self.reading = _end(self._connection, place)
-            for name, kept in vars(self.reading.account.settings).items():
-                if (value := getattr(empty.settings, name)) != kept:
+            for name, kept in self.reading.account.settings.items():
+                if (value := empty.settings[name]) != kept:
                     raise LedgerMismatchError(
                         f"{name} must be what the ledger was created with, {kept!r}, got {value!r}"
                     )
@@ -398,7 +398,7 @@ def _end(connection: sqlite3.Connection, place: str) -> Reading:
     if digest != _hash("totals", first.hash, last.hash, text.encode()):
         raise LedgerCorruptError(f"{place}: the totals do not fit the first and last record")
     account = READERS["Account"](json.loads(text))
-    if to_json(account.settings) != json.loads(first.text)["settings"]:
+    if account.settings != json.loads(first.text)["settings"]:
         raise LedgerCorruptError(f"{place}: the totals do not have the settings of record 0")
     return Reading(place, first, last, account)
 
@@ -538,7 +538,7 @@ def _create(path: str, empty: Account) -> None:
     if os.path.lexists(f"{path}-wal"):
         raise LedgerCorruptError(f"{path} must exist if {path}-wal does, but there is no such file")
     written = {"format_version": FORMAT_VERSION, "identity": os.urandom(16).hex()}
-    first = Record.after(None, canonical(written | {"settings": to_json(empty.settings)}))
+    first = Record.after(None, canonical(written | {"settings": empty.settings}))
     totals = Reading(path, first, first, empty).totals
     place = Path(path)
     remove_leftovers(place.parent, place.name)
@@ -608,11 +608,11 @@ def enter(ensemble: str | os.PathLike[str], reading: Reading) -> None:
     then go on without it.
     """
     register, path, identity = register_of(ensemble), reading.path, reading.identity
-    settings, promised = reading.account.settings, None
-    if reading.account.kind == "fixed":
+    account, promised = reading.account, None
+    if account.kind == "fixed":
         stated = reading.guarantee
         promised = stated.epsilon if stated.limited and stated.epsilon != math.inf else None
-    entry = Entry(path, settings.adjacency, promised, settings.delta)
+    entry = Entry(path, account.adjacency, promised, account.delta)
     try:
         if entered(register).get(identity) == entry:
             return
