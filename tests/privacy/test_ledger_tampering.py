@@ -324,5 +324,17 @@ def test_files_of_another_ledger(tmp_path: Path, look: Callable[[Path], object])
 def test_a_log_without_its_database_is_no_new_ledger(tmp_path: Path) -> None:
     path = copy(killed(tmp_path), tmp_path / "ledger.db")
     path.unlink()
-    with pytest.raises(LedgerCorruptError, match="must exist if .*-wal does"):
+    with pytest.raises(LedgerCorruptError, match="must exist if .*-wal holds charges"):
         Accountant(DELTA, path=path)
+
+
+def test_a_ledger_that_was_read_can_be_moved_away(closed: Path, tmp_path: Path) -> None:
+    """SQLite's log and index stay with a reader, and hold nothing."""
+    path = copy(closed, tmp_path / "ledger.db")
+    before, reading = path.read_bytes(), read_ledger(path)
+    assert path.read_bytes() == before and Path(f"{path}-wal").stat().st_size == 0
+    moved = path.rename(tmp_path / "moved.db")
+    with charged(1, 3, path) as fresh:
+        assert state(fresh) == state(charged(1, 3))
+    assert [*tmp_path.iterdir()] == [moved, path] or [*tmp_path.iterdir()] == [path, moved]
+    assert read_ledger(moved).digest == reading.digest
