@@ -117,7 +117,7 @@ def test_the_ratio_of_uniform_mixing(mechanism: UniformMixing, grid: str, adjace
     pure = mechanism.pure_epsilon(models, vocab)
     assert (event.lower, event.upper) == (math.exp(-pure), math.exp(pure))
     pair = clipped_mixing_pair(*accounted_box(event.lower, event.upper), 1, adjacency)
-    p, q = np.array(pair.p), np.array(pair.q)
+    p, q = np.array(pair.atoms).T
     worst = 0.0
     for here, there in pairs(mechanism, grid, adjacency):
         worst = max(worst, float((here - there).abs().max()))

@@ -249,7 +249,7 @@ def both(event: Any, here: Tensor, there: Tensor, adjacency: str) -> list[tuple[
         rho = bounded_range_rho(*setting)
         return [(float(both_ways(here, there, a).max()) / a, rho) for a in (1.5, 2.0, 9.0)]
     pair = clipped_mixing_pair(event.lower, event.upper, event.num_models, adjacency)
-    p, q = np.array(pair.p), np.array(pair.q)
+    p, q = np.array(pair.atoms).T
     return [(hockey_stick(here, there, e), search.hockey_stick(p, q, e)) for e in EPSILONS]
 
 
