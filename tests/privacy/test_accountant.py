@@ -428,10 +428,10 @@ def test_a_budget_is_the_largest_for_its_epsilon(epsilon, order, largest, adjace
 @pytest.mark.parametrize("mechanism", [ClippedLogPool(-0.25, 1.0, scale=2.0), BOXED])
 def test_an_accountant_states_the_budget_and_keeps_it(mechanism, adjacency):
     accountant = Accountant(DELTA, epsilon=12.0, adjacency=adjacency)
-    for words in ("spent", "limit"):
+    for name in ("spent", "limit"):
         for one in (accountant, Accountant(DELTA)):
-            with pytest.raises(ValueError, match=f"{words} needs an accountant with epsilon="):
-                getattr(one, words)
+            with pytest.raises(ValueError, match="spent and limit need an accountant with epsi"):
+                getattr(one, name)
     accountant.bind(mechanism, 3)
     largest = mechanism.largest_charge(3)
     budget = ShardBudget.for_epsilon(12.0, DELTA, mechanism.charge_order, adjacency, largest)
@@ -586,7 +586,7 @@ def test_a_ledger_remembers_whom_it_protects(tmp_path: Path) -> None:
                 accountant.bind(POOL, 3, Origin("these members", unit="another"))
         read = read_ledger(path)
         assert words in str(read.guarantee)
-        assert json.loads(list(read.records())[1].text)["events"][0]["unit"] == unit
+        assert json.loads(list(read.records())[1].text)[0]["unit"] == unit
         assert Accountant.from_state(to_json(read.account)).guarantee() == read.guarantee
 
 
@@ -618,7 +618,7 @@ def test_an_accountant_is_bound_to_one_mechanism_ensemble_and_n(tmp_path: Path) 
 
     refuses(accountant)
     refuses(Accountant.from_state(accountant.state()))
-    assert accountant.charges == 1 and accountant.durable
+    assert accountant.charges == 1
     accountant.close()
     with Accountant(DELTA, path=path) as again:
         refuses(again)

@@ -58,8 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
     facts |= {"charges": reading.charges, "digest": reading.digest}
     if arguments.action == "export":
         for one in reading.records():
-            record = {"sequence": one.sequence, **json.loads(one.text), "hash": one.hash.hex()}
-            print(canonical(record if one.sequence else {"ledger": json.loads(one.text)}))
+            content = json.loads(one.text)
+            record = {"sequence": one.sequence, "events": content, "hash": one.hash.hex()}
+            print(canonical(record if one.sequence else {"ledger": content}))
         return 0
     if arguments.action == "letter":
         print(_letter(reading, _ensemble(reading, arguments.ensemble)))

@@ -345,11 +345,6 @@ class Accountant:
         return self._account.planned
 
     @property
-    def durable(self) -> bool:
-        """True if charges go to a ledger file."""
-        return self._ledger is not None
-
-    @property
     def charges(self) -> int:
         """Number of records in the ledger file; 0 without a ledger."""
         return 0 if self._ledger is None else self._ledger.reading.charges
@@ -361,9 +356,10 @@ class Accountant:
         Raises:
             ValueError: as :attr:`limit`.
         """
-        self._check_budget("spent")
-        spent, binding = self._account.total, self._account.binding
-        return spent.copy() if spent is not None else np.zeros(binding.num_models if binding else 0)
+        account, _ = self._account, self.limit  # which raises without a budget
+        if account.total is not None:
+            return account.total.copy()
+        return np.zeros(account.of(Binding)[0].num_models)
 
     @property
     def limit(self) -> float:
@@ -372,14 +368,12 @@ class Accountant:
         Raises:
             ValueError: the accountant has no `epsilon`, or the mechanism is not known yet.
         """
-        return self._check_budget("limit").amount
-
-    def _check_budget(self, name: str) -> ShardBudget:
-        if self._account.budget is None:
+        if (budget := self._account.budget) is None:
             raise ValueError(
-                f"{name} needs an accountant with epsilon=, bound to a mechanism by a first charge"
+                "spent and limit need an accountant with epsilon=, bound to a mechanism by a first "
+                "charge"
             )
-        return self._account.budget
+        return budget.amount
 
     def bind(self, mechanism: Mechanism, num_models: int, origin: Origin = BY_HAND) -> None:
         """Bind the accountant to one mechanism and one ensemble.
@@ -630,7 +624,7 @@ class Accountant:
 
     def state(self) -> dict[str, Any]:
         """Return settings and totals as JSON values, exact to the bit. They are private."""
-        return to_json(self._account)
+        return dict(to_json(self._account))
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Accountant:

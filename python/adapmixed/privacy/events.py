@@ -451,27 +451,25 @@ EVENTS: dict[str, type] = {kind.__name__: kind for kind in get_args(Event)}
 """Classes of events by their names."""
 
 
-def written(value: Any) -> Any:
-    """Return a dataclass, an accountant, an array, or a number or several as a JSON value."""
+def to_json(value: Any) -> Any:
+    """Return a dataclass, an accountant, an array, or a number or several as a JSON value.
+
+    An event has its class name under "event".
+    """
     if is_dataclass(value):
-        return to_json(value)
+        name = type(value).__name__
+        head = {"event": name} if EVENTS.get(name) is type(value) else {}
+        return head | {one.name: to_json(getattr(value, one.name)) for one in fields(value)}
     if hasattr(value, "state"):
         return value.state()
     if isinstance(value, np.ndarray):
         data = np.ascontiguousarray(value, dtype="<f8").tobytes()
         return {"shape": list(value.shape), "data": base64.b64encode(data).decode("ascii")}
     if isinstance(value, Mapping):
-        return [[written(key), written(one)] for key, one in value.items()]
+        return [[to_json(key), to_json(one)] for key, one in value.items()]
     if isinstance(value, tuple):
-        return [written(one) for one in value]
+        return [to_json(one) for one in value]
     return "inf" if value == math.inf else value
-
-
-def to_json(value: Any) -> dict[str, Any]:
-    """Return a dataclass as a JSON object. An event has its class name under "event"."""
-    name = type(value).__name__
-    head = {"event": name} if EVENTS.get(name) is type(value) else {}
-    return head | {one.name: written(getattr(value, one.name)) for one in fields(value)}
 
 
 def canonical(value: Any) -> str:

@@ -48,7 +48,6 @@ from adapmixed.privacy.events import (
     READERS,
     Event,
     canonical,
-    check_keys,
     exactly,
     read_event,
     to_json,
@@ -95,8 +94,7 @@ for _table, _act in (("record", "UPDATE"), ("record", "DELETE"), ("totals", "DEL
 _DURABLE = {"journal_mode": "wal", "synchronous": 2, "fullfsync": 1, "checkpoint_fullfsync": 1}
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """The settings, or the events of one charge or of the binding, as stored.
 
     Attributes:
@@ -130,8 +128,7 @@ class Record:
         Raises:
             ValueError, TypeError: a part is missing or unknown, or a field has another type.
         """
-        written = check_keys("record", json.loads(self.text), {"events"})
-        return [read_event(one) for one in exactly(list, written["events"])]
+        return [read_event(one) for one in exactly(list, json.loads(self.text))]
 
 
 @dataclass(frozen=True)
@@ -265,7 +262,7 @@ class Ledger:
         if self._unusable is not None:
             raise LedgerClosedError(f"{self.path} must be opened again: {self._unusable}")
         connection, now = self._connection, self.reading
-        text = canonical({"events": [to_json(event) for event in events]})
+        text = canonical(to_json(tuple(events)))
         reading = replace(now, last=Record.after(now.last, text), account=account)
         try:
             self._check_in_place()
@@ -274,8 +271,7 @@ class Ledger:
                 (stored,) = connection.execute("SELECT hash FROM totals").fetchone()
                 if stored != now.totals[1]:
                     raise LedgerClosedError(f"{self.path} was charged by another writer")
-                values = tuple(vars(reading.last).values())
-                connection.execute("INSERT INTO record VALUES (?, ?, ?)", values)
+                connection.execute("INSERT INTO record VALUES (?, ?, ?)", reading.last)
                 connection.execute("UPDATE totals SET text = ?, hash = ?", reading.totals)
                 connection.execute("COMMIT")
             self.reading = reading
@@ -507,7 +503,7 @@ def _create(path: str, empty: Account) -> None:
         with translated(path), closing(sqlite3.connect(fresh, isolation_level=None)) as connection:
             for statement in SCHEMA.values():
                 connection.execute(statement)
-            connection.execute("INSERT INTO record VALUES (?, ?, ?)", tuple(vars(first).values()))
+            connection.execute("INSERT INTO record VALUES (?, ?, ?)", first)
             connection.execute("INSERT INTO totals VALUES (1, ?, ?)", totals)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
