@@ -38,7 +38,7 @@ from adapmixed import (
 )
 from adapmixed.errors import BudgetSpentError
 from adapmixed.limits import QUESTIONS
-from adapmixed.mechanisms import Mechanism, Ticket, UnprotectedPool
+from adapmixed.mechanisms import Allowance, Mechanism, Ticket, UnprotectedPool
 from adapmixed.privacy import (
     Caveat,
     Event,
@@ -525,7 +525,7 @@ def test_a_forked_child_spends_nothing() -> None:
     def work() -> None:
         for use in (
             lambda: accountant.charge(waiting),
-            lambda: accountant.charge_ahead(POOL, 3, 1),
+            lambda: accountant.charge_ahead(Allowance(POOL, 3), 1),
             lambda: accountant.add(PublicAnswer(1)),
             lambda: accountant.bind(PublicOnly(), 3),
         ):
@@ -564,7 +564,7 @@ def test_what_raises_writes_nothing(tmp_path: Path) -> None:
                 wrong.release()
         for use in (
             lambda: accountant.add([Caveat("seeded")]),
-            lambda: accountant.charge_ahead(POOL, 3, 1, seeded=True),
+            lambda: accountant.charge_ahead(Allowance(POOL, 3, seeded=True), 1),
         ):
             with pytest.raises(ValueError, match=seeds):
                 use()

@@ -52,7 +52,7 @@ from adapmixed.privacy.guarantee import Guarantee, guarantee_of, parts_of
 from adapmixed.privacy.ledger import Ledger, enter
 
 if TYPE_CHECKING:
-    from adapmixed.mechanisms import Mechanism, Ticket
+    from adapmixed.mechanisms import Allowance, Mechanism, Ticket
 
 
 @dataclass(frozen=True)
@@ -475,38 +475,26 @@ class Accountant:
         with self._lock:
             ticket.charge(partial(self._pay, ticket.mechanism, ticket.num_models, ticket.origin))
 
-    def charge_ahead(
-        self,
-        mechanism: Mechanism,
-        num_models: int,
-        queries: int,
-        origin: Origin = BY_HAND,
-        *,
-        seeded: bool = False,
-    ) -> None:
-        """Charge queries whose rows do not exist yet, for a mechanism of the same cost for all.
+    def charge_ahead(self, allowance: Allowance, queries: int) -> None:
+        """Charge queries whose rows do not exist yet, which the allowance then lets be released.
 
-        `mechanisms.Allowance` counts them. A charge that fails may or may not be in the ledger, so
-        it pays for nothing.
+        A charge that fails may or may not be in the ledger, so it pays for nothing.
 
         Args:
-            mechanism: how the queries will be answered.
-            num_models: N ≥ 1.
+            allowance: what is charged, and the count of it.
             queries: number of queries, ≥ 1.
-            origin: the ensemble that the rows will come from.
-            seeded: whether the randomness will be seeded. A ledger takes no such charge.
 
         Raises:
-            ValueError: an argument is not valid, the mechanism's cost depends on the rows, every
-                shard has a budget, or as :meth:`charge`.
+            ValueError: every shard has a budget, or as :meth:`charge`.
             BudgetSpentError: the plan is spent. Nothing was charged.
             LedgerError: as :meth:`charge`.
         """
         self._check_usable()
-        events = mechanism.cost_ahead(num_models, check_queries(queries))
+        of = allowance.mechanism, allowance.num_models, allowance.origin
+        events = allowance.mechanism.cost_ahead(allowance.num_models, check_queries(queries))
         with self._lock:
-            caveats = origin.caveats_of(seeded)
-            self._pay(mechanism, num_models, origin, [*events, *caveats], None)
+            self._pay(*of, [*events, *allowance.caveats], None)
+        allowance.add(queries)
 
     def _pay(
         self,
