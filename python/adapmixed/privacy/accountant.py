@@ -473,7 +473,7 @@ class Accountant:
         """
         self._check_usable()
         with self._lock:
-            ticket.charge(partial(self._pay, ticket.mechanism, ticket.num_models, ticket.origin))
+            ticket.charge(partial(self._pay, ticket))
 
     def charge_ahead(self, allowance: Allowance, queries: int) -> None:
         """Charge queries whose rows do not exist yet, which the allowance then lets be released.
@@ -490,25 +490,22 @@ class Accountant:
             LedgerError: as :meth:`charge`.
         """
         self._check_usable()
-        of = allowance.mechanism, allowance.num_models, allowance.origin
         events = allowance.mechanism.cost_ahead(allowance.num_models, check_queries(queries))
         with self._lock:
-            self._pay(*of, [*events, *allowance.caveats], None)
+            self._pay(allowance, [*events, *allowance.caveats], None)
         allowance.add(queries)
 
     def _pay(
         self,
-        mechanism: Mechanism,
-        num_models: int,
-        origin: Origin,
+        of: Ticket | Allowance,
         events: Sequence[Event],
         charges: NDArray[np.float64] | None,
     ) -> NDArray[np.bool_] | None:
         """Charge events or, under budgets, the members that can pay; return who was charged."""
-        bound, active = self._bound(mechanism, num_models, origin), None
+        bound, active = self._bound(of.mechanism, of.num_models, of.origin), None
         if charges is not None and bound.epsilon is not None:
             active = bound.admit(charges)
-            own = IndividualCharge(mechanism.charge_order, np.where(active, charges, 0.0))
+            own = IndividualCharge(of.mechanism.charge_order, np.where(active, charges, 0.0))
             events = [own, *(event for event in events if isinstance(event, Caveat))]
         charged = self._added(bound, events)
         self._bind(bound)
