@@ -180,7 +180,7 @@ def test_where_the_widened_box_does_not_hold_the_rounding():
     """Beyond the range in docs/theory/clipped-mixing.md, the error is accounted separately."""
     covered = [(0.1, 250.0, 100), (0.6, 90.0, 1000), (0.5, 2.0, 2), (0.9, 1.3, 10_000)]
     beyond = [(0.1, 250.1, 100), (0.5651, 96.27, 1000), (0.5, 2.0, 1), (0.0, 2.0, 50)]
-    assert all(answer_error(*box) == 0.0 for box in [*covered, (1.0, 1e9, 1), (0.0, 1.0, 10**6)])
+    assert all(answer_error(*box) == 0.0 for box in covered)
     for lower, upper, models in [*beyond, (0.9, 1.1, 20_000)]:
         error = answer_error(lower, upper, models)
         assert 1.6e-11 < error <= 1.6e-11 + 2 * models * 2.0**-52
@@ -216,7 +216,7 @@ def test_a_box_without_room_answers_the_public_distribution():
     for box in ((1.0, 1.0), (1.0, 3.0), (0.2, 1.0)):
         for adjacency in QUESTIONS:
             assert clipped_mixing_pair(*box, 7, adjacency) == DominatingPair(((1.0, 1.0),))
-        assert accounted_box(*box) == box
+        assert clipped_mixing_epsilon(*box, 1, 2**40, 1e-15, "replace_one") == 0.0
     assert accounted_box(0.5, 2.0) == (0.5 * (1 - BOX_ERROR), 2 * (1 + BOX_ERROR))
     assert accounted_box(0.0, 2.0)[0] == 0.0
 

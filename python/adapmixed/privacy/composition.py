@@ -100,6 +100,8 @@ def clipped_mixing_epsilon(
     Returns:
         ε ≥ 0, rounded up; +inf allowed.
     """
+    if lower == 1 or upper == 1:  # every answer is q
+        return 0.0
     low, high = accounted_box(lower, upper)
     pair = clipped_mixing_pair(low, high, num_models, adjacency)
     error = answer_error(lower, upper, num_models)

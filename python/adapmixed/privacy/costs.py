@@ -279,8 +279,7 @@ def clipped_mixing_pair(
 def accounted_box(lower: float, upper: float) -> tuple[float, float]:
     """Return the box that is accounted for a nominal one: wider by `BOX_ERROR`.
 
-    "Rounding of the answer" in docs/theory/clipped-mixing.md proves that this covers rounding. A
-    box with lower = 1 or upper = 1 answers q itself and is not widened.
+    "Rounding of the answer" in docs/theory/clipped-mixing.md proves that this covers rounding.
 
     Args:
         lower: c of the nominal box, in [0, 1].
@@ -289,8 +288,6 @@ def accounted_box(lower: float, upper: float) -> tuple[float, float]:
     Returns:
         (lower, upper) of the accounted box.
     """
-    if lower == 1 or upper == 1:
-        return lower, upper
     return lower * (1 - BOX_ERROR), upper * (1 + BOX_ERROR)
 
 
@@ -298,13 +295,11 @@ def answer_error(lower: float, upper: float, num_models: int) -> float:
     """Return η such that computed answers are within e^±η per token of what the pair dominates.
 
     η is 0 if the wider box covers the operators' rounding, which holds if N >= 2,
-    upper/lower <= 2 500 and N² upper/lower <= 1.5e8. It is also 0 for a box that answers q itself.
-    Otherwise it is 1.6e-11 + N 2^-52. "What the kernels do" and the section after it in
-    docs/theory/clipped-mixing.md have the proof. docs/theory/numerics.md has the effect on (ε, δ).
-    The box is the nominal one, as in :func:`accounted_box`.
+    upper/lower <= 2 500 and N² upper/lower <= 1.5e8. Otherwise it is 1.6e-11 + N 2^-52. "What the
+    kernels do" and the section after it in docs/theory/clipped-mixing.md have the proof.
+    docs/theory/numerics.md has the effect on (ε, δ). The box is the nominal one, as in
+    :func:`accounted_box`.
     """
-    if lower == 1 or upper == 1:
-        return 0.0
     if num_models > 1 and upper <= 2500 * lower and num_models**2 * upper <= 1.5e8 * lower:
         return 0.0
     return rounding_of_distributions(num_models)

@@ -283,12 +283,10 @@ class Ledger:
 
     def _check_in_place(self) -> None:
         """Raise LedgerClosedError if the path no longer names the opened database."""
-        try:
-            there = os.stat(self.path)
-        except OSError as error:
-            raise LedgerClosedError(f"{self.path} was removed while it was open") from error
-        if not os.path.samestat(there, self._opened):
-            raise LedgerClosedError(f"{self.path} was replaced while it was open")
+        with suppress(OSError):
+            if os.path.samestat(os.stat(self.path), self._opened):
+                return
+        raise LedgerClosedError(f"{self.path} was removed or replaced while it was open")
 
     def close(self, *, empty: bool = True) -> None:
         """Close the files for another writer; unless `empty`, remove a ledger without charges."""
@@ -445,28 +443,23 @@ def connected(path: str, mode: str = "rw") -> sqlite3.Connection:
         connection.execute("PRAGMA cell_size_check = ON")
         if mode != "rw":
             connection.execute("BEGIN")
-        _check_database(connection, path)
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        if application != APPLICATION_ID:
+            raise LedgerCorruptError(f"{path} is not the database of a ledger")
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version != FORMAT_VERSION:
+            raise LedgerCorruptError(
+                f"{path} must have format_version {FORMAT_VERSION}, got {version}: read it with "
+                "the version of adapmixed that wrote it; another ledger's ε and δ add to its own"
+            )
+        if dict(connection.execute("SELECT name, sql FROM sqlite_master")) != SCHEMA:
+            raise LedgerCorruptError(f"{path} does not have the tables of a ledger")
         if mode == "rw":
             _make_durable(connection, path)
     except BaseException:
         connection.close()
         raise
     return connection
-
-
-def _check_database(connection: sqlite3.Connection, path: str) -> None:
-    """Raise LedgerCorruptError unless the database has the format and tables of a ledger."""
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    if application != APPLICATION_ID:
-        raise LedgerCorruptError(f"{path} is not the database of a ledger")
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version != FORMAT_VERSION:
-        raise LedgerCorruptError(
-            f"{path} must have format_version {FORMAT_VERSION}, got {version}: read it with the "
-            "version of adapmixed that wrote it; another ledger's ε and δ add to its own"
-        )
-    if dict(connection.execute("SELECT name, sql FROM sqlite_master")) != SCHEMA:
-        raise LedgerCorruptError(f"{path} does not have the tables of a ledger")
 
 
 def _make_durable(connection: sqlite3.Connection, path: str) -> None:
