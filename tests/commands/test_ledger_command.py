@@ -197,8 +197,7 @@ def test_show_verify_and_export(charged: Path, capsys: pytest.CaptureFixture[str
     assert "intact: yes\ncharges: 5\n" in shown and reading.digest in shown
     assert "guarantee" not in shown
     first, *lines = map(json.loads, printed("export").splitlines())
-    settings = {"delta": 1e-5, "epsilon": None, "adjacency": "zero_out"}
-    assert first["ledger"]["settings"] == settings
+    assert first["ledger"]["settings"] == reading.account.settings
     assert [line["sequence"] for line in lines] == [1, 2, 3, 4, 5]
     assert lines[0]["events"][0]["mechanism"] == mechanism
     kinds = [event["event"] for event in lines[1]["events"]]
@@ -216,10 +215,7 @@ def test_what_is_not_intact_has_status_2(
 ) -> None:
     with closing(sqlite3.connect(charged, isolation_level=None)) as other:
         other.execute("UPDATE totals SET hash = zeroblob(32)")
-    for path, words in (
-        (charged, "totals do not fit"),
-        (charged.with_name("no"), "an existing file"),
-    ):
+    for path, words in ((charged, "totals do not fit"), (charged.with_name("no"), "existing")):
         assert main(["ledger", action, str(path)]) == 2
         output = capsys.readouterr()
         assert output.err.startswith("adapmixed ledger: ") and output.out == ""

@@ -165,9 +165,8 @@ def test_what_a_plan_does_not_pay_for(
     write_manifest(other, replace(manifest, members=members))
 
     def files() -> dict[Path, bytes | bool]:
-        """Return contents by path, but for SQLite's files, which stay with a reader."""
-        found = (path for path in Path().iterdir() if not path.name.startswith("ledger-"))
-        return {path: path.is_file() and path.read_bytes() for path in found}
+        found = {path: path.is_file() and path.read_bytes() for path in Path().iterdir()}
+        return {path: held for path, held in found.items() if "ledger-" not in path.name}
 
     def refused(*options: str, models: list[str] = MODELS) -> str:
         before = files()

@@ -372,6 +372,7 @@ def test_a_state_of_something_else_is_refused():
         (lambda: RenyiBound(1.0, 0.1, 2, 5), "order"),
         (lambda: bound(epsilon=math.nan), "epsilon"),
         (lambda: bound(budget=0), "budget"),
+        (lambda: bound(published=1), "published"),
         (lambda: clipped(lower=1.5), "lower"),
         (lambda: clipped(upper=0.5), "upper"),
         (lambda: pooled(lower=0.1), "lower"),
@@ -598,17 +599,17 @@ def test_an_accountant_is_bound_to_one_mechanism_ensemble_and_n(tmp_path: Path) 
         accountant.bind(replace(BOX, upper=same), 3, Origin("these members", (), 7))
     known = Origin("these members", active_tokens=7)  # caveats do not bind
     others = POOL, replace(BOX, queries=11), replace(BOX, upper=BOX.upper + 1)
-    wrong: list[tuple[Mechanism, int, Origin]] = [(one, 3, known) for one in others]
+    wrong: list[Any] = [(BOX, 3, replace(known, ensemble=other)) for other in ("others", None)]
+    wrong += [(one, 3, known) for one in others]
     wrong += [(BOX, 4, known), (BOX, 3, replace(known, active_tokens=8))]
-    elsewhere = [(BOX, 3, replace(known, ensemble=other)) for other in ("others", None)]
 
     def refuses(one: Accountant) -> None:
         before = one.state()
-        for of in (*wrong, *elsewhere):
+        for of in wrong:
             with pytest.raises(ValueError, match="charged for what it is bound to") as caught:
                 one.bind(*of)
             assert "these members" not in str(caught.value)  # a digest of the members
-            assert (of in elsewhere) == ("got another ensemble" in str(caught.value))
+            assert (of in wrong[:2]) == ("got another ensemble" in str(caught.value))
         with pytest.raises(ValueError, match="accountant must be charged for what it is bound to"):
             one.charge(proposed(BOX))
         with pytest.raises(ValueError, match="must not be bound to a mechanism to take events"):

@@ -416,7 +416,10 @@ def test_lost_and_moved_ledgers(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert together(tmp_path / "e").stated.epsilon is None
 
 
-def test_too_many_ledgers_have_no_sum(tmp_path: Path) -> None:
+def test_budgets_of_every_shard_add_up_and_too_many_ledgers_have_no_sum(tmp_path: Path) -> None:
+    for name in "ab":
+        charge(tmp_path / name, SHARE, epsilon=2.1)
+    assert f"at δ = 2e-05 {ADDED}" in together(tmp_path / "e").words
     for number in range(10):
         charge(tmp_path / f"{number}.db", BOX, delta=0.1)
     assert "δ of all ledgers add up to 1 or more" in together(tmp_path / "e").words

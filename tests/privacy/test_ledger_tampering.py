@@ -334,7 +334,6 @@ def test_a_ledger_that_was_read_can_be_moved_away(closed: Path, tmp_path: Path) 
     before, reading = path.read_bytes(), read_ledger(path)
     assert path.read_bytes() == before and Path(f"{path}-wal").stat().st_size == 0
     moved = path.rename(tmp_path / "moved.db")
-    with charged(1, 3, path) as fresh:
-        assert state(fresh) == state(charged(1, 3))
-    assert [*tmp_path.iterdir()] == [moved, path] or [*tmp_path.iterdir()] == [path, moved]
-    assert read_ledger(moved).digest == reading.digest
+    charged(1, 3, path).close()
+    assert {*tmp_path.iterdir()} == {moved, path}
+    assert read_ledger(moved).digest == reading.digest and read_ledger(path).charges == 1

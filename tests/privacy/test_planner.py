@@ -13,11 +13,7 @@ from adapmixed.mechanisms import planned
 from adapmixed.privacy import Accountant, planner
 from adapmixed.privacy.composition import PLANNED_POINTS, composed_epsilon
 from adapmixed.privacy.conversions import c_alpha
-from adapmixed.privacy.costs import (
-    accounted_box,
-    answer_error,
-    clipped_mixing_pair,
-)
+from adapmixed.privacy.costs import accounted_box, answer_error, clipped_mixing_pair
 from adapmixed.privacy.planner import (
     SHARDS,
     epsilon_of,
