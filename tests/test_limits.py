@@ -19,8 +19,8 @@ import adapmixed_ext as ops
 from adapmixed import cli, limits, privacy
 from adapmixed.data import demo_base
 from adapmixed.ensemble.lora import MISSING
+from adapmixed.mechanisms import Origin, shaped
 from adapmixed.mechanisms import planned as mechanism_of_plan
-from adapmixed.mechanisms import shaped
 from adapmixed.privacy import plan
 from adapmixed.privacy.planner import epsilon_of, models_for, queries_for
 
@@ -59,7 +59,8 @@ def planned(delta: float = 1e-5, models: int = 8, queries: int = 8) -> object:
 
 
 def bound(models: int, active: int | None = None) -> None:
-    am.Accountant(1e-5).bind(am.ClippedLogPool(-1.0, 1.0), models, None, active)
+    origin = Origin(active_tokens=active)
+    am.Accountant(1e-5).bind(am.ClippedLogPool(-1.0, 1.0), models, origin)
 
 
 def lost(orders: Any = 2.0, num_models: int = 3) -> object:
@@ -95,7 +96,7 @@ TABLE: list[tuple[Callable[..., object], str, float, float]] = [
     (bound, "num_models", 1, DOWN),
     (lambda n: privacy.BoundedRangeAnswer(1.0, -1.0, 1.0, n, 1), "num_models", 65_536, UP),
     (lambda n: planned(models=n), "num_models", 65_536, UP),
-    (lambda n: privacy.IndividualCharge("zcdp", None, np.zeros((n, 1))), "models", 65_536, UP),
+    (lambda n: privacy.IndividualCharge(None, np.zeros((n, 1))), "models", 65_536, UP),
     (
         lambda n: privacy.LeaveOneOutLoss((2,), np.zeros((n, 1, 1)), "zero_out"),
         "models",

@@ -175,9 +175,6 @@ NEIGHBOURS = ("add_remove", "zero_out")
 QUESTIONS = ("zero_out", "replace_one")
 """Neighbours of an accountant's statement: a shard is emptied, or its records change."""
 
-MEASURES = ("renyi", "zcdp")
-"""Units of individual charges: D↔_order at one Rényi order, or ρ of zCDP."""
-
 
 def check_count(name: str, value: Any, minimum: int = 1, most: int | None = None) -> int:
     """Return `value` as an int that is at least `minimum`, and at most `most`."""
@@ -256,14 +253,6 @@ def check_number(
     if not infinite and not -math.inf < value < math.inf:
         raise ValueError(f"{name} must be finite, got {value}")
     return value
-
-
-def check_measure(measure: Any, order: Any) -> float | None:
-    """Return the order of a unit of charges: > 1 for "renyi", None for "zcdp"."""
-    check_option("measure", measure, MEASURES)
-    if (order is None) != (measure == "zcdp"):
-        raise ValueError(f"order must be given for 'renyi' and None for 'zcdp', got {order!r}")
-    return None if order is None else check_number("order", order, above=1.0)
 
 
 def check_epsilon(value: Any) -> float:

@@ -36,14 +36,13 @@ from adapmixed.mechanisms import (
     planned,
 )
 from adapmixed.privacy import (
+    Accountant,
     BoundedRangeAnswer,
     Event,
     GaussianScreening,
     Guarantee,
     PublicAnswer,
 )
-from adapmixed.privacy.accountant import Account, Settings
-from adapmixed.privacy.guarantee import fixed_epsilon
 from adapmixed.privacy.planner import CHOSEN_SCALE, CHOSEN_SHAPE, largest_within, plan
 from adapmixed_ext.inputs import likeliest, prepare
 from adapmixed_ext.types import RandomSource
@@ -221,7 +220,7 @@ class NoisyAggregation(Baseline):
 
         def spent(precision: float) -> float:
             event = GaussianScreening(num_models, queries, 1.0, (1 - ROUNDING) / precision)
-            return fixed_epsilon(Account(Settings(delta, None, "zero_out")).added([event]), delta)
+            return Accountant(delta).add(event).get_epsilon(delta)
 
         sigma = 1 / largest_within(spent, epsilon, 1e6)
         return NoisyAggregation(sigma, top_k, 1 / (1 + top_k * sigma**2))

@@ -278,7 +278,6 @@ PLAN: list[tuple[list[str], str]] = [
     ([*ASKED, "--ensemble=none"], "none does not"),
     ([*ASKED, "--ensemble=none", "--models=3"], "--models must not be given with --ensemble"),
     ([*ASKED, "--all"], "--all needs --ensemble or --models"),
-    ([*ASKED, "--periods=2"], "--periods needs --ensemble or --models"),
     ([*ASKED, "--models=3", "--save=no/folder"], "--save must name a file in an existing fold"),
 ]
 TRAIN: list[tuple[list[str], str]] = [

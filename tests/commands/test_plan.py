@@ -19,7 +19,7 @@ from adapmixed.cli import main
 from adapmixed.data import demo_base, held_out_text
 from adapmixed.ensemble import read_manifest, write_manifest
 from adapmixed.mechanisms import PMixED
-from adapmixed.privacy import Accountant, BoundedRangeAnswer, Guarantee, planner, read_ledger
+from adapmixed.privacy import Accountant, Guarantee, planner, read_ledger
 from adapmixed.privacy.planner import epsilon_of
 from adapmixed.rng import SecureRandom
 
@@ -77,14 +77,10 @@ def test_the_command(capsys):
     (order,) = re.findall(r"(?m)^pmixed +order=(\S+) epsilon=2 ", output)
     ball = PMixED(2.0, DELTA, 1000, float(order), adjacency="replace_one")
     accountant = Accountant(DELTA, adjacency="replace_one")
-    rows = torch.zeros(100, 1, 4)
-    accountant.charge(ball.propose(rows, rows[0], rng=SecureRandom()))
+    logits = torch.zeros(100, 1, 4)
+    accountant.charge(ball.propose(logits, logits[0], rng=SecureRandom()))
     assert 1.98 < accountant.guarantee().epsilon <= 2.0
-    # As the text about ε(n) says, an accountant for all 1000 charges them with the first 10.
-    assert "ε(10)" in output and "(queries=1000) states ε(1000) from the first answer" in output
-    event = BoundedRangeAnswer(**settings, num_models=100, queries=10, budget=1000)
-    stated = Accountant(DELTA, adjacency="replace_one").add(event).guarantee().epsilon
-    assert stated == pytest.approx(2.0, rel=0.01) and float(row.split()[4]) < 0.5 * stated
+    assert all(1.98 < float(row.split()[-1]) <= 2.0 for row in rows)
 
 
 def test_without_models_it_shows_what_shards_allow(capsys, monkeypatch):
@@ -127,10 +123,10 @@ def run(command: str, *options: str, models: list[str] = MODELS) -> int:
 
 
 def test_commands_charge_what_was_planned(save: Save, capsys: Any) -> None:
-    plan = save("--delta", "1e-6", "--adjacency", "replace_one", "--periods", "2")
+    plan = save("--delta", "1e-6", "--adjacency", "replace_one")
     assert (plan["delta"], plan["adjacency"]) == (1e-6, "replace_one")
     assert plan["mechanism"].endswith(" queries=4")
-    assert 1.5 < plan["epsilon"] < 2.9 and Path("plan.json").stat().st_mode & 0o777 == 0o600
+    assert 2.9 < plan["epsilon"] <= 3.0 and Path("plan.json").stat().st_mode & 0o777 == 0o600
     for spent in (2, 4):
         assert run("generate") == 0
         reading = read_ledger("ledger")
@@ -168,11 +164,15 @@ def test_what_a_plan_does_not_pay_for(
     members = tuple(None if name == first else name for name in manifest.members)
     write_manifest(other, replace(manifest, members=members))
 
+    def files() -> dict[Path, bytes | bool]:
+        found = {path: path.is_file() and path.read_bytes() for path in Path().iterdir()}
+        return {path: held for path, held in found.items() if "ledger-" not in path.name}
+
     def refused(*options: str, models: list[str] = MODELS) -> str:
-        before = {path: path.is_file() and path.read_bytes() for path in Path().iterdir()}
+        before = files()
         capsys.readouterr()
         assert run(command, *options, models=models) == 2
-        assert {path: path.is_file() and path.read_bytes() for path in Path().iterdir()} == before
+        assert files() == before
         (error,) = capsys.readouterr().err.splitlines()
         return str(error)
 

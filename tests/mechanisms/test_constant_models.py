@@ -87,8 +87,7 @@ def test_emptied_and_exhausted_members_answer_alike_to_the_last_bit(
 
 def bounded(mechanism: Mechanism, amount: float) -> Accountant:
     """Return an accountant with this budget for every shard."""
-    assert mechanism.measure is not None
-    budget = ShardBudget(amount, mechanism.measure[1])
+    budget = ShardBudget(amount, mechanism.charge_order)
     return Accountant(1e-5, epsilon=budget.epsilon(1e-5))
 
 

@@ -250,7 +250,7 @@ def both(event: Any, here: Tensor, there: Tensor, adjacency: str) -> list[tuple[
         rho = bounded_range_rho(*setting)
         return [(float(both_ways(here, there, a).max()) / a, rho) for a in (1.5, 2.0, 9.0)]
     pair = clipped_mixing_pair(event.lower, event.upper, event.num_models, adjacency)
-    p, q = np.array(pair.p), np.array(pair.q)
+    p, q = np.array(pair.atoms).T
     return [(hockey_stick(here, there, e), search.hockey_stick(p, q, e)) for e in EPSILONS]
 
 
@@ -283,7 +283,7 @@ def test_a_fixed_cost(grid: str, missing: int, mechanism: Mechanism, adjacency: 
 def test_an_emptied_member_costs_at_most_its_own_charge(grid: str, mechanism: Any) -> None:
     private, public, rows, k = everything(grid)
     charges = torch.from_numpy(individual(proposed(mechanism, private, public, k)))
-    here, boxed = log_probs(mechanism, private, public, active=k), mechanism.measure[1]
+    here, boxed = log_probs(mechanism, private, public, active=k), mechanism.charge_order
     for i, neighbour in enumerate(neighbours(private, public, "zero_out", rows)):
         there = log_probs(mechanism, neighbour, public, active=k)
         for order in [boxed] if boxed else [2.0, 9.0]:

@@ -276,15 +276,19 @@ def prepaid(queries: int, origin: Origin = KNOWN) -> Allowance:
 
 def test_a_charge_ahead_costs_what_its_answers_would(tmp_path: Path) -> None:
     ahead, after = Accountant(1e-5, path=tmp_path / "ledger"), Accountant(1e-5)
-    ahead.charge_ahead(POOL, MODELS, 12, KNOWN)
+    count = prepaid(0)
+    ahead.charge_ahead(count, 12)
     after.charge(proposed(12))
     assert ahead.guarantee() == after.guarantee()
     assert ahead.state()["counts"][0] == after.state()["counts"][0]
-    ahead.charge_ahead(POOL, MODELS, 5, KNOWN)
+    ahead.charge_ahead(count, 5)
     assert (ahead.queries, ahead.charges) == (17, 3)  # the binding and two charges
+    with pytest.raises(BudgetSpentError):
+        ahead.charge_ahead(count, 84)
+    assert ahead.queries == count.left == 17
     assert read_ledger(tmp_path / "ledger").account.queries == 17
     seeded = Accountant(1e-5)
-    seeded.charge_ahead(POOL, MODELS, 3, KNOWN, seeded=True)
+    seeded.charge_ahead(Allowance(POOL, MODELS, KNOWN, seeded=True), 3)
     assert seeded.guarantee().caveats == ("seeded", "names")
 
 
@@ -292,23 +296,20 @@ def test_what_has_no_cost_in_advance_is_refused() -> None:
     for mechanism in MECHANISMS.values():
         if isinstance(mechanism, ClippedLogPool):
             continue
-        for made in (
-            lambda one=mechanism: Accountant(1e-5).charge_ahead(one, MODELS, 1),
-            lambda one=mechanism: Allowance(one, MODELS),
-        ):
-            with pytest.raises(ValueError, match="must be ClippedLogPool to be charged in adv"):
-                made()
+        with pytest.raises(ValueError, match="must be ClippedLogPool to be charged in advance"):
+            Allowance(mechanism, MODELS)
     budgeted, plain = Accountant(1e-5, epsilon=4.0), Accountant(1e-5)
     for accountant, changes, words in (
-        (budgeted, {"mechanism": replace(POOL, queries=None)}, "epsilon"),
+        (budgeted, {"mechanism": replace(POOL, queries=None)}, "events"),
         (plain, {"mechanism": replace(POOL, public_confidence=0.5)}, "public_confidence"),
         (plain, {"num_models": 0}, "num_models"),
         (plain, {"queries": 0}, "queries"),
     ):
         before = accountant.state()
         given: Any = {"mechanism": POOL, "num_models": MODELS, "queries": 1} | changes
+        queries = given.pop("queries")
         with pytest.raises(ValueError, match=f"{words} must be"):
-            accountant.charge_ahead(**given)
+            accountant.charge_ahead(Allowance(**given), queries)
         assert accountant.state() == before
 
 

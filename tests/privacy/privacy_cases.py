@@ -65,7 +65,7 @@ def pooled(queries: int = 1, budget: int | None = None, **changes: Any) -> Bound
 
 def individual(seed: int, order: float | None = None) -> IndividualCharge:
     values = np.random.default_rng(seed).exponential(0.01, (5, 3))
-    return IndividualCharge("zcdp" if order is None else "renyi", order, values)
+    return IndividualCharge(order, values)
 
 
 # Accountants with every kind of total: their arguments, and the n-th events.

@@ -30,7 +30,7 @@ both_ways = pytest.mark.parametrize("adjacency", QUESTIONS)
 @mpmath.workdps(50)
 def composed_delta(pair, queries, epsilon):
     """Return δ of `queries` draws of the pair, both orders, over all counts, with 50 digits."""
-    atoms = [(mpmath.mpf(a), mpmath.mpf(b)) for a, b in zip(pair.p, pair.q, strict=True)]
+    atoms = [(mpmath.mpf(a), mpmath.mpf(b)) for a, b in pair.atoms]
     outcomes = [(0, mpmath.mpf(1), mpmath.mpf(1))]  # drawn so far, P and Q
     for a, b in atoms[:-1]:
         outcomes = [
@@ -70,10 +70,10 @@ def test_infinite_ratios():
         found = composed_epsilon(pair, queries, 0.1, points=2**14)
         assert composed_delta(pair, queries, found) <= 0.1
         assert found < 1e-12 or composed_delta(pair, queries, found * (1 - 1e-3)) > 0.1
-    assert composed_epsilon(DominatingPair((1.0, 0.0), (0.0, 1.0)), 1, 0.5) == math.inf
+    assert composed_epsilon(DominatingPair(((1.0, 0.0), (0.0, 1.0))), 1, 0.5) == math.inf
     # Every finite loss is 0: rounding alone costs.
     assert 0 < clipped_mixing_epsilon(0.0, 1.5, 65_536, 100, 0.1, "replace_one") < 1e-8
-    part = DominatingPair((0.9, 0.1), (1.0, 0.0))
+    part = DominatingPair(((0.9, 1.0), (0.1, 0.0)))
     assert composed_epsilon(part, 1, 0.11, points=2**12) == pytest.approx(0.0, abs=0.02)
     # ε is +inf exactly if the probability of such a loss among all answers is above δ.
     for queries in (1, 2, 40):

@@ -142,7 +142,7 @@ RATIOS = np.concatenate([[0.0], np.exp(np.linspace(-4, 4, 161)), 1 + np.linspace
 
 
 def of_pair(pair, ratios=RATIOS):
-    return hockey_stick(np.array(pair.p), np.array(pair.q), ratios)
+    return hockey_stick(*np.array(pair.atoms).T, ratios)
 
 
 @pytest.mark.parametrize("adjacency", QUESTIONS)
@@ -180,7 +180,7 @@ def test_where_the_widened_box_does_not_hold_the_rounding():
     """Beyond the range in docs/theory/clipped-mixing.md, the error is accounted separately."""
     covered = [(0.1, 250.0, 100), (0.6, 90.0, 1000), (0.5, 2.0, 2), (0.9, 1.3, 10_000)]
     beyond = [(0.1, 250.1, 100), (0.5651, 96.27, 1000), (0.5, 2.0, 1), (0.0, 2.0, 50)]
-    assert all(answer_error(*box) == 0.0 for box in [*covered, (1.0, 1e9, 1), (0.0, 1.0, 10**6)])
+    assert all(answer_error(*box) == 0.0 for box in covered)
     for lower, upper, models in [*beyond, (0.9, 1.1, 20_000)]:
         error = answer_error(lower, upper, models)
         assert 1.6e-11 < error <= 1.6e-11 + 2 * models * 2.0**-52
@@ -215,22 +215,22 @@ def test_a_box_from_zero():
 def test_a_box_without_room_answers_the_public_distribution():
     for box in ((1.0, 1.0), (1.0, 3.0), (0.2, 1.0)):
         for adjacency in QUESTIONS:
-            assert clipped_mixing_pair(*box, 7, adjacency) == DominatingPair((1.0,), (1.0,))
-        assert accounted_box(*box) == box
+            assert clipped_mixing_pair(*box, 7, adjacency) == DominatingPair(((1.0, 1.0),))
+        assert clipped_mixing_epsilon(*box, 1, 2**40, 1e-15, "replace_one") == 0.0
     assert accounted_box(0.5, 2.0) == (0.5 * (1 - BOX_ERROR), 2 * (1 + BOX_ERROR))
     assert accounted_box(0.0, 2.0)[0] == 0.0
 
 
 def test_divergences_of_a_pair():
-    pair = DominatingPair((0.6, 0.4), (0.5, 0.5))
+    pair = DominatingPair(((0.6, 0.5), (0.4, 0.5)))
     assert of_pair(pair, [1.0]) == pytest.approx(0.1)
     assert pair.renyi(2.0) == pytest.approx(math.log(0.72 + 0.32), rel=1e-14)
-    assert pair.exchanged().p == pair.q
+    assert pair.exchanged().atoms == ((0.5, 0.6), (0.5, 0.4))
     assert pair.largest_loss() == pytest.approx(math.log(1.25))
     near = clipped_mixing_pair(1 - 1e-7, 1 + 1e-7, 100, "zero_out")
-    chi = math.fsum((a - b) ** 2 / b for a, b in zip(near.p, near.q, strict=True))
+    chi = math.fsum((a - b) ** 2 / b for a, b in near.atoms)
     assert near.renyi(2.0) == pytest.approx(chi, rel=1e-5)
-    assert DominatingPair((1.0, 0.0), (0.5, 0.5)).renyi(3.0) == pytest.approx(math.log(2))
+    assert DominatingPair(((1.0, 0.5), (0.0, 0.5))).renyi(3.0) == pytest.approx(math.log(2))
 
 
 # Rounding, and conversions to (ε, δ)
@@ -309,7 +309,7 @@ def test_masses_are_within_what_is_allowed_for_them(adjacency):
         lower, models = (lower, models) if step % 5 else (0.0, 1 + step % 3)
         pair = clipped_mixing_pair(lower, upper, models, adjacency)
         exact = [atom for atom in exact_pair(lower, upper, models, adjacency) if any(atom)]
-        for atom, found in zip(exact, zip(pair.p, pair.q, strict=True), strict=True):
+        for atom, found in zip(exact, pair.atoms, strict=True):
             for mass, approximate in zip(atom, found, strict=True):
                 assert abs(Fraction(approximate) - mass) <= mass * Fraction(2.0**-49)
 

@@ -137,7 +137,7 @@ def test_every_caveat_has_its_sentence():
 
 def test_a_unit_of_ones_own_is_named_wherever_the_shard_was():
     plan = BoundedRangeAnswer(2.0, 0.0, 1.0, 20, 1, budget=16)
-    individual = IndividualCharge("zcdp", None, np.full((20, 1), 1e-6))
+    individual = IndividualCharge(None, np.full((20, 1), 1e-6))
     user, text = "'user'", "reference text"
     for way, unit, words in (
         ("zero_out", user, "private for everything of one 'user' with ε"),

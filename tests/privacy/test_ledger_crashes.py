@@ -157,7 +157,7 @@ def public_folder() -> Iterator[Path]:
 
 
 def test_files_that_are_read_only_are_refused(public_folder: Path) -> None:
-    """A reader needs no right to write, and leaves no file."""
+    """A reader needs the right to write to the folder alone, where SQLite puts an index."""
     path = public_folder / "ledger.db"
 
     def refused() -> None:
@@ -167,38 +167,34 @@ def test_files_that_are_read_only_are_refused(public_folder: Path) -> None:
     def read_and_refused() -> None:
         reading = read_ledger(path)
         assert reading.charges == len([*reading.records()]) - 1 == 2
-        assert [*public_folder.iterdir()] == [path]
         refused()
 
     public_folder.chmod(0o555)
     as_nobody(refused)
     charged(2, path=path).close()
     path.chmod(0o444)
-    for mode in (0o555, 0o777):  # then the file alone is read-only
-        public_folder.chmod(mode)
-        as_nobody(read_and_refused)
+    as_nobody(refused)
+    public_folder.chmod(0o777)  # then the file alone is read-only
+    as_nobody(read_and_refused)
 
 
-@pytest.mark.parametrize("closes", [False, True])
-def test_a_writer_that_comes_while_a_closed_ledger_is_read(
-    path: Path, closes: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_writer_that_comes_while_a_ledger_is_read(
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Readers see one state, and neither they nor the writer wait."""
     charged(2, path=path).close()
-    writers, check = list[Accountant](), Record.check_after
 
     def charge(record: Record, before: Record | None) -> None:
-        check(record, before)
-        if record.sequence == 1 and not writers:
-            writers.append(Accountant(DELTA, path=path))
-            writers[0].add(answer(2))
-            if closes:
-                writers[0].close()
+        monkeypatch.undo()
+        charged(1, path=path).close()
 
     monkeypatch.setattr(Record, "check_after", charge)
-    monkeypatch.setattr(ledgers, "AT_ONCE", 3)
     found = read_ledger(path)
-    assert found.charges == 3 and [one.sequence for one in found.records()] == [0, 1, 2, 3]
-    writers[0].close()
+    records = found.records()
+    assert [next(records).sequence for _ in range(2)] == [0, 1]
+    charged(2, path=path).close()
+    assert found.charges == 2 and [one.sequence for one in records] == [2]
+    assert read_ledger(path).charges == 5
 
 
 def test_other_writers_are_refused_or_seen(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,11 +13,7 @@ from adapmixed.mechanisms import planned
 from adapmixed.privacy import Accountant, planner
 from adapmixed.privacy.composition import PLANNED_POINTS, composed_epsilon
 from adapmixed.privacy.conversions import c_alpha
-from adapmixed.privacy.costs import (
-    accounted_box,
-    answer_error,
-    clipped_mixing_pair,
-)
+from adapmixed.privacy.costs import accounted_box, answer_error, clipped_mixing_pair
 from adapmixed.privacy.planner import (
     SHARDS,
     epsilon_of,
@@ -51,9 +47,6 @@ def test_plans_fill_the_budget(plans):
         for one in found:
             assert 0.99 < one.epsilon <= 1.0
             assert (one.adjacency, one.queries, one.num_models) == (adjacency, 508, 64)
-            counts, costs = zip(*one.over_time, strict=True)
-            assert counts == (5, 50, 254, 508) and list(costs) == sorted(costs)
-            assert costs[-1] == one.epsilon
             mechanism, accountant = planned(one), Accountant(DELTA, adjacency=adjacency)
             assert (mechanism.name, mechanism.planned_queries) == (one.mechanism, 508)
             logits = torch.randn(64, 1, 8), torch.randn(1, 8)
@@ -177,8 +170,6 @@ def test_the_rule_takes_the_widest_within_epsilon(mechanism):
 def test_a_budget_for_nothing_says_what_to_do():
     with pytest.raises(ValueError, match="epsilon must pay for 500 .* got 1e-13: give a larger"):
         recommended(1e-13, 1e-15, 1, 500, mechanism="clipped-mixing")
-    with pytest.raises(ValueError, match="periods must be an integer >= 1"):
-        recommended(1.0, DELTA, 64, 500, periods=0)
 
 
 def test_settings_are_rounded_inward():

@@ -22,7 +22,7 @@ from stub_engine import END, VOCAB, ByteTokenizer, StubEngine
 from adapmixed.ensemble import Ensemble
 from adapmixed.mechanisms import Mechanism
 from adapmixed.privacy import Accountant
-from adapmixed.privacy.ledger import looked_up
+from adapmixed.privacy.ledger import looked_at
 from adapmixed.serving.admission import Admission, Clients, Key, _write, add_key, read_keys
 from adapmixed.serving.app import Listener, Service, bound
 from adapmixed.serving.batch import BatchEngine
@@ -59,7 +59,8 @@ def a_client(folder: Path, **key: int) -> tuple[Clients, Key, dict[str, str]]:
 
 def usage(ledger: Path | str) -> dict[str, int]:
     """Return the tokens that each key has used."""
-    return looked_up(ledger, lambda found: dict(found.execute("SELECT name, tokens FROM used")))
+    with looked_at(ledger) as found:
+        return dict(found.execute("SELECT name, tokens FROM used"))
 
 
 def used(clients: Clients, key: Key) -> int:

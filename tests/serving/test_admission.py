@@ -105,8 +105,8 @@ def test_used_tokens_stay_with_the_ledger(tmp_path: Path) -> None:
             accountant.add(BoundedRangeAnswer(1.0, -1.0, 1.0, 3, 1, 9))
             assert used(clients, alice) == tokens
             clients.close()
-    assert read_ledger(ledger).guarantee.queries == 2
     assert {one.name for one in tmp_path.iterdir()} == {"keys.json", "real.db", "current.db"}
+    assert read_ledger(ledger).guarantee.queries == 2
     assert usage(link) == usage(ledger) == {"alice": 8}
 
 

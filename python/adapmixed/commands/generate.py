@@ -185,7 +185,7 @@ def accounted(arguments: argparse.Namespace) -> Iterator[Accountant]:
     ) as accountant:
         if is_new:
             print(f"Ledger {path} is new.", file=sys.stderr)
-        elif accountant.durable:
+        elif path is not None:
             print(f"Ledger {path}: {accountant.charges} records so far.", file=sys.stderr)
         try:
             yield accountant
@@ -207,16 +207,18 @@ def _print_costs(arguments: argparse.Namespace, accountant: Accountant) -> None:
             "for the operator alone (--operator, 'adapmixed ledger show').",
             *guarantee.warnings,
         ]
-    if accountant.durable:
+    if arguments.ledger is not None:
         held = f"The ledger holds {accountant.charges} records"
         lines += [f"{held}; the guarantee covers all of them."]
     if operator and accountant.epsilon is not None:
         limit = f"{accountant.limit:.6g}"
         lines += [f"PRIVATE, for the operator: spent of a budget of {limit}, by member:"]
         lines += [f"{number:>6}  {amount:.6g}" for number, amount in enumerate(accountant.spent)]
-    if accountant.durable and (words := all_ledgers(arguments.ensemble, arguments.ledger)):
+    if arguments.ledger is not None and (
+        words := all_ledgers(arguments.ensemble, arguments.ledger)
+    ):
         lines += [words]
-    if not accountant.durable and guarantee.kind == "fixed":
+    if arguments.ledger is None and guarantee.kind == "fixed":
         lines += [
             "This account ends here. Its ε adds to that of other runs. --ledger keeps one account."
         ]

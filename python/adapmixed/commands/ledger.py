@@ -58,18 +58,19 @@ def run(arguments: argparse.Namespace) -> int:
     facts |= {"charges": reading.charges, "digest": reading.digest}
     if arguments.action == "export":
         for one in reading.records():
-            record = {"sequence": one.sequence, **json.loads(one.text), "hash": one.hash.hex()}
-            print(canonical(record if one.sequence else {"ledger": json.loads(one.text)}))
+            content = json.loads(one.text)
+            record = {"sequence": one.sequence, "events": content, "hash": one.hash.hex()}
+            print(canonical(record if one.sequence else {"ledger": content}))
         return 0
     if arguments.action == "letter":
         print(_letter(reading, _ensemble(reading, arguments.ensemble)))
         return 0
     if arguments.action == "show":
         account, guarantee = reading.account, reading.guarantee
-        settings, binding = account.settings, account.binding
+        binding = account.binding
         facts |= {
-            "delta": settings.delta,
-            "shard budget": settings.epsilon,
+            "delta": account.delta,
+            "shard budget": account.epsilon,
             "mechanism": None if binding is None else binding.mechanism,
             "ensemble": None if binding is None else binding.ensemble,
             "queries": guarantee.queries,

@@ -47,7 +47,6 @@ class PlanOptions:
     adjacency: str = option(
         "a shard is emptied, or its records change", "zero_out", choices=QUESTIONS
     )
-    periods: int = option("periods of --tokens and a ledger each, for --epsilon together", 1)
     mechanism: str | None = option("to recommend (default: clipped-mixing)", choices=tuple(_RULES))
     all: bool = option("list other settings, too")
     save: Path | None = option("PRIVATE: the recommended plan, for --plan of other commands")
@@ -73,7 +72,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.epsilon is None or arguments.tokens is None:
         raise ValueError("--epsilon and --tokens must be given, got one of them or neither")
     given = [name for name in ("save", "mechanism", "all") if getattr(arguments, name)]
-    given += ["periods"] if arguments.periods != 1 else []
     if given and arguments.models is None:
         raise ValueError(f"--{given[0]} needs --ensemble or --models")
     check_output("--save", arguments.save)
@@ -91,11 +89,11 @@ def _question(arguments: argparse.Namespace, models: int) -> tuple[float, float,
     return epsilon, delta, models, queries, arguments.adjacency
 
 
-def _say_question(arguments: argparse.Namespace, more: str = "") -> None:
+def _say_question(arguments: argparse.Namespace, whom: str = "") -> None:
     asked = Guarantee(0.0, arguments.delta, "fixed", arguments.adjacency, unit=arguments.unit)
     print(
         f"Within ε = {format_epsilon(arguments.epsilon)} at δ = {float(arguments.delta)!r} for "
-        f"{arguments.tokens} tokens{more};\nneighbouring: {asked.neighbours}.\n"
+        f"{arguments.tokens} tokens{whom};\nneighbouring: {asked.neighbours}.\n"
     )
 
 
@@ -120,26 +118,31 @@ def _shards(arguments: argparse.Namespace) -> float:
 
 def _recommended(arguments: argparse.Namespace) -> float:
     """Print and save the plan of the public rule, with --all others, too; return ε of all."""
-    name, periods = arguments.mechanism or next(iter(_RULES)), arguments.periods
+    name = arguments.mechanism or next(iter(_RULES))
     question = _question(arguments, arguments.models)
-    one = planner.recommended(*question, mechanism=name, periods=periods)
+    one = planner.recommended(*question, mechanism=name)
     mechanism = f"{name} {_values(one.settings)} queries={one.queries}"
-    times = f" in each of {periods} periods" if periods > 1 else ""
-    _say_question(arguments, f"{times} to {arguments.models} models")
+    _say_question(arguments, f" to {arguments.models} models")
     print(f'Recommended: --mechanism "{mechanism}"')
     replies = f", about {one.queries / _REPLY:,.0f} replies of {_REPLY} tokens"
     many = replies if one.queries >= 1.5 * _REPLY else ""
     tokens = f"{one.queries} token{'s' * (one.queries > 1)}"
     print(f"  ε = {format_epsilon(one.epsilon)} for {tokens}{many}.")
-    _say_meaning(one, periods, arguments.unit)
+    least, near, share = planner.SHARDS[0], planner.nearest(one.num_models), planner.kept_share(one)
+    never = f"; fewer than {least} were never measured" * (one.num_models < least)
+    print(
+        f"  With {near} shards such settings kept about {share:.0%} of the best gain without "
+        f"protection, in\n  log-perplexity{never} (interpolated; two trainings on other text:\n"
+        f'  {_MEASURED}; "What private prediction costs").'
+    )
     rule = _RULES[name].format(shape=planner.CHOSEN_SHAPE, scale=planner.CHOSEN_SCALE)
     print(f"The rule: {rule}. It looks at no member and at no text.\n{CHOOSING}")
     if arguments.all:
-        _say_all(planner.plan(*question[:3], one.over_time[-1][0], arguments.adjacency))
+        _say_all(planner.plan(*question))
     if arguments.save is not None:
         _save(arguments.save, arguments.ensemble, mechanism, one)
         print(f"Wrote {arguments.save}, which is private: other commands take it as --plan.")
-    return one.over_time[-1][1]
+    return one.epsilon
 
 
 def _save(path: Path, folder: Path, mechanism: str, one: Plan) -> None:
@@ -157,36 +160,12 @@ def _save(path: Path, folder: Path, mechanism: str, one: Plan) -> None:
     write_file(path, f"{json.dumps(content, indent=2)}\n".encode())
 
 
-def _say_meaning(one: Plan, periods: int, unit: str) -> None:
-    """Print what such settings kept of a measured gain, and what all periods cost."""
-    least, near, share = planner.SHARDS[0], planner.nearest(one.num_models), planner.kept_share(one)
-    never = f"; fewer than {least} were never measured" * (one.num_models < least)
-    print(
-        f"  With {near} shards such settings kept about {share:.0%} of the best gain without "
-        f"protection, in\n  log-perplexity{never} (interpolated; two trainings on other text:\n"
-        f'  {_MEASURED}; "What private prediction costs").'
-    )
-    if periods > 1:
-        print(
-            f"  All {periods} periods have ε = {format_epsilon(one.over_time[-1][1])} at the same "
-            f"δ, for one {unit} in each: with these settings and\n  {one.num_models} models, their "
-            "answers compose as those of one plan,\n  unless answers change it or a ledger is lost."
-        )
-
-
 def _say_all(plans: list[Plan]) -> None:
     """Print the widest settings of every mechanism with a fixed guarantee."""
-    rows = [["mechanism", "settings", *(f"ε({count})" for count, _ in plans[0].over_time)]]
-    for one in plans:
-        costs = [format_epsilon(cost) for _, cost in one.over_time]
-        rows.append([one.mechanism, _settings(one), *costs])
+    rows = [["mechanism", "settings", "ε"]]
+    rows += [[one.mechanism, _settings(one), format_epsilon(one.epsilon)] for one in plans]
     print(f"\n{columns(rows, 2)}")
-    print(
-        "\nAll fit the budget. Settings are shown rounded inward: a copy costs a little less than "
-        "the ε shown.\nε(n) is the guarantee of n tokens if n is fixed in advance. An accountant "
-        f"for all {plans[0].queries} tokens\n(queries={plans[0].queries}) states "
-        f"ε({plans[0].queries}) from the first answer on, even if fewer follow."
-    )
+    print("\nSettings are shown rounded inward: a copy costs a little less than the ε shown.")
     if all(one.mechanism != "pmixed" for one in plans):
         print("pmixed: no fixed guarantee of this kind within the budget.")
 

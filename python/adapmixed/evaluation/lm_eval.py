@@ -78,8 +78,7 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
         self._accountant = accountant
         accountant.check_seeded(getattr(rng, "seeded", True))
         self._origin = origin = Origin.of(ensemble, active)
-        bound = ensemble.num_models, origin.ensemble, origin.active_tokens, origin.unit
-        accountant.bind(mechanism, *bound)
+        accountant.bind(mechanism, ensemble.num_models, origin)
         self._memory_bytes = memory_bytes
 
     @property

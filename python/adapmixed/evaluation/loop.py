@@ -144,11 +144,10 @@ def evaluate(
         "mechanisms": [(name, repr(one), budgets.get(name)) for name, one in mechanisms.items()],
     }
     ranks.agree(described | {"memory_bytes": memory_bytes, "result": result is not None})
-    bound = ensemble.num_models, origin.ensemble, origin.active_tokens, origin.unit
 
     def begun_tally(name: str) -> Tally:
         accountant = Accountant(delta, epsilon=budgets.get(name), adjacency=adjacency)
-        accountant.bind(mechanisms[name], *bound)  # raises before the models run
+        accountant.bind(mechanisms[name], ensemble.num_models, origin)  # before the models run
         accountant.check_left(mechanisms[name], total)
         return Tally(name, accountant, Utility() if diagnostics else None)
 

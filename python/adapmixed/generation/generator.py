@@ -314,9 +314,7 @@ class PrivateGenerator:
             assert accountant is not None  # on the main process
             try:
                 accountant.check_seeded(getattr(self.rng, "seeded", True))
-                origin = self.origin
-                bound = ensemble.num_models, origin.ensemble, origin.active_tokens, origin.unit
-                accountant.bind(self.mechanism, *bound)
+                accountant.bind(self.mechanism, ensemble.num_models, self.origin)
                 accountant.check_left(self.mechanism, queries)
             except Exception as error:
                 raised = error

@@ -70,9 +70,9 @@ class ClippedMixing(Mechanism):
         _check_confidence(self.public_confidence)
 
     @property
-    def measure(self) -> tuple[str, float | None] | None:
-        """Unit of the individual charges: ("renyi", order); None without an order."""
-        return None if self.order is None else ("renyi", float(self.order))
+    def charge_order(self) -> float | None:
+        """Rényi order of the individual charges; None without any."""
+        return None if self.order is None else float(self.order)
 
     @property
     def no_budget(self) -> str:  # type: ignore[override]
@@ -149,11 +149,6 @@ class ClippedLogPool(Mechanism):
         check_scale(self.scale, *check_clip(self.lower, self.upper))
         check_optional_queries(self.queries)
         _check_confidence(self.public_confidence)
-
-    @property
-    def measure(self) -> tuple[str, float | None] | None:
-        """Unit of the individual charges: ("zcdp", None)."""
-        return "zcdp", None
 
     def largest_charge(self, num_models: int) -> float | None:
         """Return the charge of a member whose log-ratios reach both clips, rounded up.

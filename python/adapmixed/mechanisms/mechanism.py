@@ -7,8 +7,8 @@
 A mechanism whose cost is the same for all rows can be charged before they exist, so that the charge
 is written while the models compute them:
 
-    accountant.charge_ahead(mechanism, num_models, queries, origin)  # durable
-    allowance.add(queries)
+    allowance = Allowance(mechanism, num_models, origin)
+    accountant.charge_ahead(allowance, queries)  # durable
     allowance.charge(ticket)                 # before ticket.release()
 
 Shapes are written with N models, B positions, V tokens and K orders, as in ``adapmixed_ext``.
@@ -250,10 +250,10 @@ class Allowance:
     It stands where an accountant would: `charge` lets a ticket be released, or raises.
 
     Args:
-        mechanism: the mechanism that was charged.
-        num_models: N that was charged.
-        origin: the origin that was charged.
-        seeded: whether seeded randomness was charged.
+        mechanism: how the queries will be answered.
+        num_models: N.
+        origin: the ensemble that the rows will come from.
+        seeded: whether the randomness will be seeded. A ledger takes no such charge.
 
     Raises:
         ValueError: the mechanism's cost depends on the rows.
@@ -268,8 +268,8 @@ class Allowance:
         seeded: bool = False,
     ) -> None:
         mechanism.cost_ahead(num_models, 0)
-        self._of = mechanism, num_models, origin.ensemble, origin.active_tokens
-        self._caveats = frozenset(origin.caveats_of(seeded))
+        self.mechanism, self.num_models, self.origin = mechanism, num_models, origin
+        self.caveats = origin.caveats_of(seeded)
         self._lock = threading.Lock()
         self._left = 0
 
@@ -279,7 +279,7 @@ class Allowance:
         return self._left
 
     def add(self, queries: int) -> None:
-        """Add queries that `Accountant.charge_ahead` has charged.
+        """Add queries that were charged. `Accountant.charge_ahead` calls this.
 
         Args:
             queries: their number, ≥ 0.
@@ -304,9 +304,12 @@ class Allowance:
             ticket.charge(partial(self._take, ticket))
 
     def _take(self, ticket: Ticket, events: Sequence[Event], charges: object) -> None:
-        origin = ticket.origin
-        of = ticket.mechanism, ticket.num_models, origin.ensemble, origin.active_tokens
-        if of != self._of or {one for one in events if isinstance(one, Caveat)} - self._caveats:
+        charged, given = (
+            (one.mechanism, one.num_models, one.origin.ensemble, one.origin.active_tokens)
+            for one in (self, ticket)
+        )
+        caveats = {one for one in events if isinstance(one, Caveat)}
+        if given != charged or not caveats <= {*self.caveats}:
             raise ValueError(
                 "ticket must be of the mechanism, the number of models, the ensemble, the active "
                 "vocabulary and the caveats that were charged in advance"
@@ -337,8 +340,8 @@ class Mechanism(ABC):
         return getattr(self, "queries", None)
 
     @property
-    def measure(self) -> tuple[str, float | None] | None:
-        """Unit of the individual charges: ("zcdp", None), ("renyi", order) or None without any."""
+    def charge_order(self) -> float | None:
+        """Rényi order of the individual charges; None if they are ρ of zCDP, or without any."""
         return None
 
     def largest_charge(self, num_models: int) -> float | None:

@@ -48,32 +48,11 @@ from adapmixed.privacy.events import (
     setting_of,
     to_json,
 )
-from adapmixed.privacy.guarantee import Guarantee, fixed_epsilon, guarantee_of, parts_of
+from adapmixed.privacy.guarantee import Guarantee, guarantee_of, parts_of
 from adapmixed.privacy.ledger import Ledger, enter
 
 if TYPE_CHECKING:
-    from adapmixed.mechanisms import Mechanism, Ticket
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The settings of an accountant.
-
-    Attributes:
-        delta: δ in [1e-15, 0.1].
-        epsilon: ε of every shard's own budget; None without budgets.
-        adjacency: neighbours of the statement, "zero_out" or "replace_one".
-    """
-
-    delta: float
-    epsilon: float | None
-    adjacency: str
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "delta", check_delta(self.delta))
-        if self.epsilon is not None:
-            object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
-        check_question(self.adjacency)
+    from adapmixed.mechanisms import Allowance, Mechanism, Ticket
 
 
 @dataclass(frozen=True)
@@ -81,15 +60,24 @@ class Account:
     """The settings, and the sums of all charges. :meth:`added` returns another account.
 
     Attributes:
-        settings: settings of the accountant.
+        delta: δ in [1e-15, 0.1].
+        epsilon: ε of every shard's own budget; None without budgets.
+        adjacency: neighbours of the statement, "zero_out" or "replace_one".
         counts: number of answered queries by event; the keys are of no query (`setting_of`).
         total: (N, K) sums of realised losses or (N,) of individual charges, float64, as upper
             bounds; None before the first.
     """
 
-    settings: Settings
+    delta: float
+    epsilon: float | None
+    adjacency: str
     counts: Mapping[Event, int] = field(default_factory=dict)
     total: NDArray[np.float64] | None = field(default=None, compare=False)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The first three attributes, by their names."""
+        return {name: getattr(self, name) for name in ("delta", "epsilon", "adjacency")}
 
     def of(self, kind: type) -> list[Any]:
         """Return the counted events of one class."""
@@ -112,11 +100,11 @@ class Account:
         Raises:
             ValueError: the conversion at their order costs more than ε.
         """
-        found, asked = [*self.of(Binding), *self.of(IndividualCharge)], self.settings
-        if not found or asked.epsilon is None:
+        found = [*self.of(Binding), *self.of(IndividualCharge)]
+        if not found or self.epsilon is None:
             return None
         largest = getattr(found[0], "largest", None)
-        of = asked.epsilon, asked.delta, found[0].order, asked.adjacency, largest
+        of = self.epsilon, self.delta, found[0].order, self.adjacency, largest
         return ShardBudget.for_epsilon(*of)
 
     @property
@@ -212,7 +200,7 @@ class Account:
     def _check_joins(self, event: Event) -> None:
         """Raise ValueError unless the cost of an event can be added to the others."""
         own = isinstance(event, IndividualCharge | PublicAnswer | Caveat)
-        if self.settings.epsilon is not None and not own:
+        if self.epsilon is not None and not own:
             raise ValueError(
                 "events must be IndividualCharge under a budget of every shard, got "
                 f"{type(event).__name__}: its cost is not one member's own"
@@ -284,7 +272,6 @@ class Account:
         return active
 
 
-READERS["Settings"] = partial(from_json, Settings)
 READERS["Account"] = partial(from_json, Account)
 
 
@@ -321,7 +308,8 @@ class Accountant:
         create: bool = True,
     ) -> None:
         self._lock, self._process = threading.Lock(), os.getpid()
-        self._kept = Account(Settings(delta, epsilon, adjacency))
+        budget = None if epsilon is None else check_epsilon(epsilon)
+        self._kept = Account(check_delta(delta), budget, check_question(adjacency))
         self._ledger: Ledger | None = None
         self._ensembles: dict[str, object] = {}
         if path is not None:
@@ -334,17 +322,17 @@ class Accountant:
     @property
     def delta(self) -> float:
         """δ of the statement."""
-        return self._account.settings.delta
+        return self._account.delta
 
     @property
     def epsilon(self) -> float | None:
         """ε of every shard's own budget; None without budgets."""
-        return self._account.settings.epsilon
+        return self._account.epsilon
 
     @property
     def adjacency(self) -> str:
         """The neighbours of the statement, "zero_out" or "replace_one"."""
-        return self._account.settings.adjacency
+        return self._account.adjacency
 
     @property
     def queries(self) -> int:
@@ -355,11 +343,6 @@ class Accountant:
     def planned(self) -> int:
         """Number of answered queries that count towards a plan: public answers do not."""
         return self._account.planned
-
-    @property
-    def durable(self) -> bool:
-        """True if charges go to a ledger file."""
-        return self._ledger is not None
 
     @property
     def charges(self) -> int:
@@ -373,9 +356,10 @@ class Accountant:
         Raises:
             ValueError: as :attr:`limit`.
         """
-        self._check_budget("spent")
-        spent, binding = self._account.total, self._account.binding
-        return spent.copy() if spent is not None else np.zeros(binding.num_models if binding else 0)
+        account, _ = self._account, self.limit  # which raises without a budget
+        if account.total is not None:
+            return account.total.copy()
+        return np.zeros(account.of(Binding)[0].num_models)
 
     @property
     def limit(self) -> float:
@@ -384,23 +368,14 @@ class Accountant:
         Raises:
             ValueError: the accountant has no `epsilon`, or the mechanism is not known yet.
         """
-        return self._check_budget("limit").amount
-
-    def _check_budget(self, name: str) -> ShardBudget:
-        if self._account.budget is None:
+        if (budget := self._account.budget) is None:
             raise ValueError(
-                f"{name} needs an accountant with epsilon=, bound to a mechanism by a first charge"
+                "spent and limit need an accountant with epsilon=, bound to a mechanism by a first "
+                "charge"
             )
-        return self._account.budget
+        return budget.amount
 
-    def bind(
-        self,
-        mechanism: Mechanism,
-        num_models: int,
-        ensemble: str | None = None,
-        active_tokens: int | None = None,
-        unit: str | None = None,
-    ) -> None:
+    def bind(self, mechanism: Mechanism, num_models: int, origin: Origin = BY_HAND) -> None:
         """Bind the accountant to one mechanism and one ensemble.
 
         The first charge does the same. To bind again to the same pair has no effect.
@@ -408,9 +383,7 @@ class Accountant:
         Args:
             mechanism: how queries are answered, with its settings.
             num_models: N.
-            ensemble: fingerprint of the ensemble; None if it is not known.
-            active_tokens: K of the active vocabulary; None if members speak about all tokens.
-            unit: the column whose every name has a member of its own; None if shards are protected.
+            origin: the ensemble that the rows come from.
 
         Raises:
             ValueError: the accountant is bound to something else, the mechanism's charges cannot
@@ -419,7 +392,6 @@ class Accountant:
         """
         self._check_usable()
         with self._lock:
-            origin = Origin(ensemble, (), active_tokens, unit)
             self._bind(self._bound(mechanism, num_models, origin))
 
     def register(self, ensemble: str | os.PathLike[str]) -> None:
@@ -437,11 +409,11 @@ class Accountant:
             ValueError: as :meth:`bind`.
         """
         account, models = self._account, check_models(num_models)
-        _check_fits(mechanism, account.settings)
+        _check_fits(mechanism, account)
         binding = Binding(
             _described(mechanism),
             models,
-            None if mechanism.measure is None else mechanism.measure[1],
+            mechanism.charge_order,
             mechanism.largest_charge(models),
             origin.ensemble,
             check_active(origin.active_tokens, "active_tokens"),
@@ -500,61 +472,40 @@ class Accountant:
                 opened again. This accountant can charge no more.
         """
         self._check_usable()
-        of = ticket.mechanism, ticket.num_models, ticket.origin
         with self._lock:
-            ticket.charge(lambda events, charges: self._pay(*of, events, charges))
+            ticket.charge(partial(self._pay, ticket))
 
-    def charge_ahead(
-        self,
-        mechanism: Mechanism,
-        num_models: int,
-        queries: int,
-        origin: Origin = BY_HAND,
-        *,
-        seeded: bool = False,
-    ) -> None:
-        """Charge queries whose rows do not exist yet, for a mechanism of the same cost for all.
+    def charge_ahead(self, allowance: Allowance, queries: int) -> None:
+        """Charge queries whose rows do not exist yet, which the allowance then lets be released.
 
-        `mechanisms.Allowance` counts them. A charge that fails may or may not be in the ledger, so
-        it pays for nothing.
+        A charge that fails may or may not be in the ledger, so it pays for nothing.
 
         Args:
-            mechanism: how the queries will be answered.
-            num_models: N ≥ 1.
+            allowance: what is charged, and the count of it.
             queries: number of queries, ≥ 1.
-            origin: the ensemble that the rows will come from.
-            seeded: whether the randomness will be seeded. A ledger takes no such charge.
 
         Raises:
-            ValueError: an argument is not valid, the mechanism's cost depends on the rows, every
-                shard has a budget, or as :meth:`charge`.
+            ValueError: every shard has a budget, or as :meth:`charge`.
             BudgetSpentError: the plan is spent. Nothing was charged.
             LedgerError: as :meth:`charge`.
         """
         self._check_usable()
-        events = mechanism.cost_ahead(num_models, check_queries(queries))
+        events = allowance.mechanism.cost_ahead(allowance.num_models, check_queries(queries))
         with self._lock:
-            caveats = origin.caveats_of(seeded)
-            self._pay(mechanism, num_models, origin, [*events, *caveats], None)
+            self._pay(allowance, [*events, *allowance.caveats], None)
+        allowance.add(queries)
 
     def _pay(
         self,
-        mechanism: Mechanism,
-        num_models: int,
-        origin: Origin,
+        of: Ticket | Allowance,
         events: Sequence[Event],
         charges: NDArray[np.float64] | None,
     ) -> NDArray[np.bool_] | None:
         """Charge events or, under budgets, the members that can pay; return who was charged."""
-        bound, active = self._bound(mechanism, num_models, origin), None
-        if mechanism.measure is not None and bound.budget is not None:
-            if charges is None:
-                raise ValueError(
-                    "epsilon must be None for queries that are charged in advance: what a shard "
-                    "spends of its own budget depends on the rows"
-                )
+        bound, active = self._bound(of.mechanism, of.num_models, of.origin), None
+        if charges is not None and bound.epsilon is not None:
             active = bound.admit(charges)
-            own = IndividualCharge(*mechanism.measure, np.where(active, charges, 0.0))
+            own = IndividualCharge(of.mechanism.charge_order, np.where(active, charges, 0.0))
             events = [own, *(event for event in events if isinstance(event, Caveat))]
         charged = self._added(bound, events)
         self._bind(bound)
@@ -633,7 +584,13 @@ class Accountant:
             ValueError: delta is out of range, the total depends on private data, it rests on the
                 published bound, or there is no guarantee. `guarantee()` says which.
         """
-        return fixed_epsilon(self._account, check_delta(delta))
+        found = guarantee_of(self._account, check_delta(delta))
+        if found.kind not in ("fixed", "public") or found.epsilon is None:
+            raise ValueError(
+                f"epsilon must be that of a fixed total, got one of kind {found.kind!r}: "
+                "guarantee() says what can be stated"
+            )
+        return found.epsilon
 
     def breakdown(self) -> dict[str, float]:
         """Return the parts of ε, as in Table 2b of the paper.
@@ -652,7 +609,7 @@ class Accountant:
 
     def state(self) -> dict[str, Any]:
         """Return settings and totals as JSON values, exact to the bit. They are private."""
-        return to_json(self._account)
+        return dict(to_json(self._account))
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Accountant:
@@ -669,7 +626,7 @@ class Accountant:
             ValueError: the state is not valid.
         """
         account = from_json(Account, dict(state))
-        accountant = cls(**vars(account.settings))
+        accountant = cls(**account.settings)
         accountant._kept = account
         return accountant
 
@@ -703,8 +660,8 @@ def _described(mechanism: Any) -> str:
     return repr(replace(mechanism, **reals))
 
 
-def _check_fits(mechanism: Mechanism, settings: Settings) -> None:
-    """Raise ValueError unless the mechanism gives a guarantee under these settings."""
+def _check_fits(mechanism: Mechanism, settings: Account) -> None:
+    """Raise ValueError unless the mechanism gives a guarantee under an account's settings."""
     delta = getattr(mechanism, "delta", settings.delta)
     if delta != settings.delta:
         raise ValueError(

@@ -100,6 +100,8 @@ def clipped_mixing_epsilon(
     Returns:
         ε ≥ 0, rounded up; +inf allowed.
     """
+    if lower == 1 or upper == 1:  # every answer is q
+        return 0.0
     low, high = accounted_box(lower, upper)
     pair = clipped_mixing_pair(low, high, num_models, adjacency)
     error = answer_error(lower, upper, num_models)
@@ -160,7 +162,8 @@ def _by_loss_distribution(pair: DominatingPair, queries: int, delta: float, poin
     from dp_accounting.pld import privacy_loss_distribution
 
     interval = _interval(pair, queries, points)
-    infinite = [math.fsum(a for a, b in atoms if b == 0) for atoms in _both_orders(pair)]
+    both = pair, pair.exchanged()
+    infinite = [math.fsum(a for a, b in one.atoms if b == 0) for one in both]
     beyond = -math.expm1(queries * math.log1p(-max(infinite))) if max(infinite) < 1 else 1.0
     if beyond > delta:  # an infinite loss among all answers is more probable than δ
         return math.inf
@@ -185,15 +188,11 @@ def _by_loss_distribution(pair: DominatingPair, queries: int, delta: float, poin
     return found
 
 
-def _both_orders(pair: DominatingPair) -> tuple[list[tuple[float, float]], ...]:
-    return tuple(list(zip(one.p, one.q, strict=True)) for one in (pair, pair.exchanged()))
-
-
 def _interval(pair: DominatingPair, queries: int, points: int) -> float:
     """Return the distance of grid points at which `points` of them span the composed loss."""
     largest, reach = 0.0, 0.0
-    for atoms in _both_orders(pair):
-        finite = [(a, math.log(a / b)) for a, b in atoms if a > 0 and b > 0]
+    for one in (pair, pair.exchanged()):
+        finite = [(a, math.log(a / b)) for a, b in one.atoms if a > 0 and b > 0]
         mean = math.fsum(a * loss for a, loss in finite)
         largest = max(largest, math.fsum(a * (loss - mean) ** 2 for a, loss in finite))
         reach = max([reach, *(abs(loss) for _, loss in finite)])
@@ -211,7 +210,7 @@ def _split(pair: DominatingPair, interval: float) -> tuple[dict[int, float], dic
     """
     forward: dict[int, float] = defaultdict(float)
     backward: dict[int, float] = defaultdict(float)
-    for a, b in zip(pair.p, pair.q, strict=True):
+    for a, b in pair.atoms:
         if a == 0 or b == 0:
             continue
         loss = math.log(a / b)

@@ -185,24 +185,21 @@ ROW_SUMS = 4e-12
 
 @dataclass(frozen=True)
 class DominatingPair:
-    """Two distributions on common atoms.
-
-    An atom may have mass 0 in one of the two, which is an infinite ratio, but not in both.
+    """Two distributions p and q on common atoms.
 
     Attributes:
-        p: masses ≥ 0 of the first distribution, with sum 1 within 1e-9.
-        q: masses ≥ 0 of the second distribution, likewise.
+        atoms: the masses ≥ 0 of each atom in p and in q. Both have sum 1 within 1e-9. One of the
+            two may be 0, which is an infinite ratio.
     """
 
-    p: tuple[float, ...]
-    q: tuple[float, ...]
+    atoms: tuple[tuple[float, float], ...]
 
     def exchanged(self) -> DominatingPair:
         """Return the pair (q, p), which dominates the other order of the neighbours.
 
         See docs/theory/clipped-mixing.md.
         """
-        return DominatingPair(self.q, self.p)
+        return DominatingPair(tuple((b, a) for a, b in self.atoms))
 
     def renyi(self, order: float) -> float:
         """Return D_α(p ‖ q), without cancellation for near-equal distributions.
@@ -218,7 +215,7 @@ class DominatingPair:
             The divergence in nats; +inf allowed.
         """
         excess = []
-        for a, b in zip(self.p, self.q, strict=True):
+        for a, b in self.atoms:
             if b == 0:
                 return math.inf
             ratio = a / b
@@ -233,8 +230,7 @@ class DominatingPair:
 
         See docs/theory/clipped-mixing.md.
         """
-        pairs = zip(self.p, self.q, strict=True)
-        return max(math.inf if 0 in pair else abs(math.log(pair[0] / pair[1])) for pair in pairs)
+        return max(math.inf if 0 in (a, b) else abs(math.log(a / b)) for a, b in self.atoms)
 
 
 def clipped_mixing_pair(
@@ -262,7 +258,7 @@ def clipped_mixing_pair(
         adjacency: "zero_out" or "replace_one".
     """
     if lower == 1 or upper == 1:  # the mean ratio is 1, so every p̄_i is q
-        return DominatingPair((1.0,), (1.0,))
+        return DominatingPair(((1.0, 1.0),))
     # 1 - c and C - 1 are exact in [1/2, 4]; C + c - 2 loses digits of a narrow box.
     low, high, models = lower, upper, num_models
     below, above, width = 1 - low, high - 1, high - low
@@ -277,15 +273,13 @@ def clipped_mixing_pair(
     atoms = [((others + u) / models * m, (others + w) / models * m) for u, w, m in corners]
     common = (models - 1) * (1 - low) / models
     atoms.append((common, common))
-    kept = [(a, b) for a, b in atoms if a > 0 or b > 0]
-    return DominatingPair(tuple(a for a, _ in kept), tuple(b for _, b in kept))
+    return DominatingPair(tuple(atom for atom in atoms if any(atom)))
 
 
 def accounted_box(lower: float, upper: float) -> tuple[float, float]:
     """Return the box that is accounted for a nominal one: wider by `BOX_ERROR`.
 
-    "Rounding of the answer" in docs/theory/clipped-mixing.md proves that this covers rounding. A
-    box with lower = 1 or upper = 1 answers q itself and is not widened.
+    "Rounding of the answer" in docs/theory/clipped-mixing.md proves that this covers rounding.
 
     Args:
         lower: c of the nominal box, in [0, 1].
@@ -294,8 +288,6 @@ def accounted_box(lower: float, upper: float) -> tuple[float, float]:
     Returns:
         (lower, upper) of the accounted box.
     """
-    if lower == 1 or upper == 1:
-        return lower, upper
     return lower * (1 - BOX_ERROR), upper * (1 + BOX_ERROR)
 
 
@@ -303,13 +295,11 @@ def answer_error(lower: float, upper: float, num_models: int) -> float:
     """Return η such that computed answers are within e^±η per token of what the pair dominates.
 
     η is 0 if the wider box covers the operators' rounding, which holds if N >= 2,
-    upper/lower <= 2 500 and N² upper/lower <= 1.5e8. It is also 0 for a box that answers q itself.
-    Otherwise it is 1.6e-11 + N 2^-52. "What the kernels do" and the section after it in
-    docs/theory/clipped-mixing.md have the proof. docs/theory/numerics.md has the effect on (ε, δ).
-    The box is the nominal one, as in :func:`accounted_box`.
+    upper/lower <= 2 500 and N² upper/lower <= 1.5e8. Otherwise it is 1.6e-11 + N 2^-52. "What the
+    kernels do" and the section after it in docs/theory/clipped-mixing.md have the proof.
+    docs/theory/numerics.md has the effect on (ε, δ). The box is the nominal one, as in
+    :func:`accounted_box`.
     """
-    if lower == 1 or upper == 1:
-        return 0.0
     if num_models > 1 and upper <= 2500 * lower and num_models**2 * upper <= 1.5e8 * lower:
         return 0.0
     return rounding_of_distributions(num_models)

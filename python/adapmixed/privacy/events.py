@@ -4,8 +4,7 @@ A mechanism emits events and does no accounting. Every answered query appears in
 answering events: `LeaveOneOutLoss`, `RenyiBound`, `ClippedAnswer`, `BoundedRangeAnswer`,
 `IndividualCharge`, `PublicAnswer` or `UnprotectedAnswer`. A noisy screening before the answer
 appears in a `GaussianScreening` as well. A `Caveat` names an assumption that was not met, and the
-`Binding` whose answers these are. `method` is how an event is composed to a total
-(`Guarantee.method`), None for one that fits any.
+`Binding` whose answers these are.
 
 Shapes: N = `num_models`, B = queries of the event, K = number of Rényi orders. An event with a bad
 field raises a ValueError that names the field, its value and what is allowed.
@@ -23,7 +22,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +34,6 @@ from adapmixed.limits import (
     check_clip,
     check_count,
     check_flag,
-    check_measure,
     check_models,
     check_number,
     check_option,
@@ -60,7 +58,35 @@ CAVEATS = {
 
 
 @dataclass(frozen=True)
-class GaussianScreening:
+class Event:
+    """Any privacy event.
+
+    Attributes:
+        method: how it is composed to a total, as `Guarantee.method`; None for one that fits any.
+    """
+
+    method: ClassVar[str | None] = None
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            if one.name in _CHECKS:
+                _set(self, **{one.name: _CHECKS[one.name](getattr(self, one.name))})
+
+
+_CHECKS: Mapping[str, Callable[[Any], Any]] = {
+    "num_models": check_models,
+    "queries": partial(check_count, "queries", minimum=0),
+    "budget": partial(check_optional_queries, name="budget"),
+    "weight": partial(check_number, "weight", least=0.0, most=1.0),
+    "sigma": check_sigma,
+    "epsilon": partial(check_number, "epsilon", least=0.0, infinite=True),
+    "published": partial(check_flag, "published"),
+}
+"""What a field of this name must be in every event."""
+
+
+@dataclass(frozen=True)
+class GaussianScreening(Event):
     """Noisy screening of `queries` queries, which is paid for whatever its outcome.
 
     Algorithm 1, lines 1-8: Gaussian noise N(0, sigma²) is added to
@@ -82,15 +108,9 @@ class GaussianScreening:
     weight: float
     sigma: float
 
-    def __post_init__(self) -> None:
-        _set(self, num_models=check_models(self.num_models))
-        _set(self, queries=check_count("queries", self.queries, 0))
-        _set(self, weight=check_number("weight", self.weight, least=0.0, most=1.0))
-        _set(self, sigma=check_sigma(self.sigma))
-
 
 @dataclass(frozen=True)
-class LeaveOneOutLoss:
+class LeaveOneOutLoss(Event):
     """Realised losses D↔_α(p ‖ p') of every model at every answered query.
 
     Two are equal if their orders and neighbours are, whatever the losses.
@@ -130,7 +150,7 @@ class LeaveOneOutLoss:
 
 
 @dataclass(frozen=True)
-class RenyiBound:
+class RenyiBound(Event):
     """A fixed Rényi bound on the loss of each of `queries` queries.
 
     Attributes:
@@ -155,10 +175,8 @@ class RenyiBound:
     budget: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _set(self, order=check_number("order", self.order, above=1.0))
-        _set(self, epsilon=check_number("epsilon", self.epsilon, least=0.0, infinite=True))
-        check_flag("published", self.published)
-        _check_counts(self)
 
     @property
     def orders(self) -> tuple[float, ...]:
@@ -172,7 +190,7 @@ class RenyiBound:
 
 
 @dataclass(frozen=True)
-class ClippedAnswer:
+class ClippedAnswer(Event):
     """Queries answered by ClippedMixing, the mean of N models clipped to a box around q.
 
     The guarantee composes a dominating pair (`clipped_mixing_pair`) `budget` times. So the box, N
@@ -197,13 +215,13 @@ class ClippedAnswer:
     budget: int
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         low, high = check_box(self.lower, self.upper)
         _set(self, lower=low, upper=high, budget=check_queries(self.budget, "budget"))
-        _check_counts(self)
 
 
 @dataclass(frozen=True)
-class BoundedRangeAnswer:
+class BoundedRangeAnswer(Event):
     """Queries answered by ClippedLogPool, p ∝ q exp((scale/N) Σ_i clip(log p_i/q, a, b)).
 
     To empty one shard changes log p within a range of η = scale (b - a)/N, for replace-one within
@@ -231,32 +249,31 @@ class BoundedRangeAnswer:
     budget: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         low, high = check_clip(self.lower, self.upper)
         _set(self, scale=check_scale(self.scale, low, high), lower=low, upper=high)
-        _check_counts(self)
 
 
 @dataclass(frozen=True)
-class IndividualCharge:
+class IndividualCharge(Event):
     """The charge of each member for answers under per-shard budgets.
 
-    Two are equal if their units are, whatever the charges.
+    Two are equal if their orders are, whatever the charges.
 
     Attributes:
-        measure: unit of the charges, "renyi" (D↔_order) or "zcdp" (ρ).
-        order: Rényi order > 1 for "renyi", None for "zcdp".
+        order: Rényi order > 1 if charges are D↔_order, None if they are ρ of zCDP.
         charge: (N, B) float64, upper bounds ≥ 0; 0 if the member answered the public distribution.
             Kept as a read-only copy.
     """
 
     method: ClassVar[str] = "per-shard budget"
 
-    measure: str
     order: float | None
     charge: NDArray[np.float64] = field(compare=False)
 
     def __post_init__(self) -> None:
-        _set(self, order=check_measure(self.measure, self.order))
+        if self.order is not None:
+            _set(self, order=check_number("order", self.order, above=1.0))
         _set(self, charge=checked_array("charge", self.charge))
         check_models(self.num_models)
 
@@ -272,39 +289,29 @@ class IndividualCharge:
 
 
 @dataclass(frozen=True)
-class PublicAnswer:
+class PublicAnswer(Event):
     """Queries answered from public values only, which cost nothing.
 
     Attributes:
         queries: number of queries, ≥ 0.
     """
 
-    method: ClassVar[None] = None
-
     queries: int
-
-    def __post_init__(self) -> None:
-        _set(self, queries=check_count("queries", self.queries, 0))
 
 
 @dataclass(frozen=True)
-class UnprotectedAnswer:
+class UnprotectedAnswer(Event):
     """Queries answered from private distributions without any protection.
 
     Attributes:
         queries: number of queries, ≥ 0.
     """
 
-    method: ClassVar[None] = None
-
     queries: int
-
-    def __post_init__(self) -> None:
-        _set(self, queries=check_count("queries", self.queries, 0))
 
 
 @dataclass(frozen=True)
-class Caveat:
+class Caveat(Event):
     """An assumption of every guarantee that is not known to hold for these answers.
 
     It costs nothing, and every later guarantee names it.
@@ -312,8 +319,6 @@ class Caveat:
     Attributes:
         name: one of `CAVEATS`.
     """
-
-    method: ClassVar[None] = None
 
     name: str
 
@@ -323,7 +328,7 @@ class Caveat:
 
 
 @dataclass(frozen=True)
-class Binding:
+class Binding(Event):
     """The mechanism and ensemble whose charges add up to one total. It costs nothing.
 
     Attributes:
@@ -335,8 +340,6 @@ class Binding:
         active_tokens: K of the active vocabulary; None if members speak about all tokens.
         unit: the column whose every name has a member of its own; None if shards are protected.
     """
-
-    method: ClassVar[None] = None
 
     mechanism: str
     num_models: int
@@ -378,22 +381,8 @@ class Origin:
 BY_HAND = Origin()
 """Origin of logits whose ensemble is not known."""
 
-Event = (
-    GaussianScreening
-    | LeaveOneOutLoss
-    | RenyiBound
-    | ClippedAnswer
-    | BoundedRangeAnswer
-    | IndividualCharge
-    | PublicAnswer
-    | UnprotectedAnswer
-    | Caveat
-    | Binding
-)
-"""Any privacy event."""
 
-
-def setting_of(event: Event) -> tuple[Event, int]:
+def setting_of(event: Any) -> tuple[Event, int]:
     """Return an event of no query, which is the key of its sums, and its number of queries."""
     if isinstance(event, LeaveOneOutLoss):
         return replace(event, loss=event.loss[:, :0]), event.queries
@@ -434,12 +423,6 @@ def checked_array(name: str, values: Any, *orders: int) -> NDArray[np.float64]:
     return kept
 
 
-def _check_counts(event: RenyiBound | ClippedAnswer | BoundedRangeAnswer) -> None:
-    _set(event, num_models=check_models(event.num_models))
-    _set(event, queries=check_count("queries", event.queries, 0))
-    _set(event, budget=check_optional_queries(event.budget, "budget"))
-
-
 def _set(event: object, **fields: object) -> None:
     for name, value in fields.items():
         object.__setattr__(event, name, value)
@@ -449,31 +432,29 @@ def _set(event: object, **fields: object) -> None:
 
 T = TypeVar("T")
 
-EVENTS: dict[str, type] = {kind.__name__: kind for kind in get_args(Event)}
+EVENTS: dict[str, type] = {kind.__name__: kind for kind in Event.__subclasses__()}
 """Classes of events by their names."""
 
 
-def written(value: Any) -> Any:
-    """Return a dataclass, an accountant, an array, or a number or several as a JSON value."""
+def to_json(value: Any) -> Any:
+    """Return a dataclass, an accountant, an array, or a number or several as a JSON value.
+
+    An event has its class name under "event".
+    """
     if is_dataclass(value):
-        return to_json(value)
+        name = type(value).__name__
+        head = {"event": name} if EVENTS.get(name) is type(value) else {}
+        return head | {one.name: to_json(getattr(value, one.name)) for one in fields(value)}
     if hasattr(value, "state"):
         return value.state()
     if isinstance(value, np.ndarray):
         data = np.ascontiguousarray(value, dtype="<f8").tobytes()
         return {"shape": list(value.shape), "data": base64.b64encode(data).decode("ascii")}
     if isinstance(value, Mapping):
-        return [[written(key), written(one)] for key, one in value.items()]
+        return [[to_json(key), to_json(one)] for key, one in value.items()]
     if isinstance(value, tuple):
-        return [written(one) for one in value]
+        return [to_json(one) for one in value]
     return "inf" if value == math.inf else value
-
-
-def to_json(value: Any) -> dict[str, Any]:
-    """Return a dataclass as a JSON object. An event has its class name under "event"."""
-    name = type(value).__name__
-    head = {"event": name} if EVENTS.get(name) is type(value) else {}
-    return head | {one.name: written(getattr(value, one.name)) for one in fields(value)}
 
 
 def canonical(value: Any) -> str:

@@ -289,8 +289,8 @@ def guarantee_of(
     Raises:
         ValueError: "replace_one" was asked for a total that has no such statement.
     """
-    delta = account.settings.delta if delta is None else delta
-    adjacency = check_question(adjacency or account.settings.adjacency)
+    delta = account.delta if delta is None else delta
+    adjacency = check_question(adjacency or account.adjacency)
     kind, queries, public = account.kind, account.queries, account.counts.get(PublicAnswer(0), 0)
     unit = None if account.binding is None else account.binding.unit
     unit = "shard" if unit is None else repr(unit)
@@ -319,21 +319,6 @@ def guarantee_of(
         unit=unit,
         replaced=replaced,
     )
-
-
-def fixed_epsilon(account: Account, delta: float) -> float:
-    """Return ε at this δ for the neighbours of the account.
-
-    Raises:
-        ValueError: the total is not fixed.
-    """
-    found = guarantee_of(account, delta)
-    if found.kind not in ("fixed", "public") or found.epsilon is None:
-        raise ValueError(
-            f"epsilon must be that of a fixed total, got one of kind {found.kind!r}: "
-            "guarantee() says what can be stated"
-        )
-    return found.epsilon
 
 
 def parts_of(account: Account, delta: float, adjacency: str) -> Breakdown:
@@ -436,7 +421,7 @@ def sum_of(accounts: Sequence[Account], lost: Sequence[Guarantee]) -> tuple[Guar
         return nothing, "no ε, as a ledger has none that is fixed in advance."
     if any(one.epsilon is None for one in lost):  # ε of replace-one covers zero-out, too
         return nothing, "no sum, until a ledger is back whose ε the register does not have."
-    asked = {one.settings.adjacency for one in accounts} | {str(one.adjacency) for one in lost}
+    asked = {one.adjacency for one in accounts} | {str(one.adjacency) for one in lost}
     way = asked.pop() if len(asked) == 1 else "zero_out"
     found = [*(guarantee_of(one, adjacency=way) for one in accounts), *lost]
     epsilons, how = [one.epsilon or 0.0 for one in found], "their ε and δ added; "
@@ -447,7 +432,7 @@ def sum_of(accounts: Sequence[Account], lost: Sequence[Guarantee]) -> tuple[Guar
         epsilon = math.nextafter(epsilon, math.inf)
     composed = None if lost else _composed(accounts, way)
     if composed is not None and composed < epsilon:
-        epsilon, delta, how = composed, accounts[0].settings.delta, "all answers composed; "
+        epsilon, delta, how = composed, accounts[0].delta, "all answers composed; "
     exact = bool(lost) or any(one.method == "renyi" for one in found)
     how = how * (len(found) > 1) + "for tokens drawn from the exact mixture; " * exact
     said = f"ε = {format_epsilon(epsilon)} at δ = {delta!r} ({how}{way.replace('_', '-')})."
@@ -458,21 +443,19 @@ def sum_of(accounts: Sequence[Account], lost: Sequence[Guarantee]) -> tuple[Guar
 
 def _composed(accounts: Sequence[Account], way: str) -> float | None:
     """Return ε of all answers as those of one account; None if they have no joint total."""
-    settings = {replace(one.settings, adjacency=way) for one in accounts}
-    if len(settings) != 1 or any(one.settings.epsilon is not None for one in accounts):
+    settings = {(one.delta, one.epsilon) for one in accounts}
+    if len(settings) != 1 or accounts[0].epsilon is not None:
         return None
-    joint, queries = replace(accounts[0], settings=settings.pop(), counts={}), Counter[Any]()
+    joint, queries = replace(accounts[0], adjacency=way, counts={}), Counter[Any]()
     charged: list[tuple[Any, int]] = [item for one in accounts for item in one.charged.items()]
     for event, count in charged:
-        if hasattr(event, "budget"):  # the plans' numbers add up
-            event = replace(event, budget=1 if isinstance(event, ClippedAnswer) else None)
-        queries[event] += count if event.method else 0
+        if event.method:  # the plans' numbers add up
+            plan = {"budget": 1 if isinstance(event, ClippedAnswer) else None}
+            queries[replace(event, **plan) if hasattr(event, "budget") else event] += count
     try:
         for event, count in queries.items():
             whole = {"budget": count} if isinstance(event, ClippedAnswer) else {}
-            if event.method:
-                event = replace(event, queries=check_queries(count, least=0), **whole)
-                joint = joint.added([event])
+            joint = joint.added([replace(event, queries=check_queries(count, least=0), **whole)])
     except ValueError:  # of several mechanisms, boxes, orders or N, or too many
         return None
-    return fixed_epsilon(joint, joint.settings.delta)
+    return parts_of(joint, joint.delta, way).total

@@ -27,12 +27,12 @@ import os
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from adapmixed.errors import (
@@ -48,7 +48,6 @@ from adapmixed.privacy.events import (
     READERS,
     Event,
     canonical,
-    check_keys,
     exactly,
     read_event,
     to_json,
@@ -58,15 +57,12 @@ from adapmixed.privacy.guarantee import Guarantee, guarantee_of, sum_of
 if TYPE_CHECKING:
     from adapmixed.privacy.accountant import Account
 
-T = TypeVar("T")
-
-FORMAT_VERSION = 12
+FORMAT_VERSION = 13
 """Version of the format. It rises when the content or its meaning changes. Older files are not
 read."""
 
 APPLICATION_ID = 0x4144504D  # "ADPM", in the header of the file
 BUSY_SECONDS = 5.0
-AT_ONCE = 100  # records that are read in one state of the file
 WRITING = threading.Lock()
 """Held by the thread that writes. Where two connections meet, SQLite polls, and one may lose."""
 os.register_at_fork(
@@ -98,8 +94,7 @@ for _table, _act in (("record", "UPDATE"), ("record", "DELETE"), ("totals", "DEL
 _DURABLE = {"journal_mode": "wal", "synchronous": 2, "fullfsync": 1, "checkpoint_fullfsync": 1}
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """The settings, or the events of one charge or of the binding, as stored.
 
     Attributes:
@@ -133,8 +128,7 @@ class Record:
         Raises:
             ValueError, TypeError: a part is missing or unknown, or a field has another type.
         """
-        written = check_keys("record", json.loads(self.text), {"events"})
-        return [read_event(one) for one in exactly(list, written["events"])]
+        return [read_event(one) for one in exactly(list, json.loads(self.text))]
 
 
 @dataclass(frozen=True)
@@ -160,13 +154,11 @@ class Reading:
             LedgerCorruptError: one was altered, or the file is another one by now.
             LedgerWriteError: the ledger cannot be read.
         """
-        before: Record | None = None
-        for start in range(0, self.last.sequence + 1, AT_ONCE):
-            end = min(start + AT_ONCE - 1, self.last.sequence)
-            for record in _chain(looked_up(self.path, partial(_rows, start, end)), before):
+        query, record = "SELECT * FROM record WHERE sequence <= ? ORDER BY sequence", None
+        with looked_at(self.path) as connection:
+            for record in _chain(connection.execute(query, (self.last.sequence,))):
                 yield record
-                before = record
-        if before != self.last:
+        if record != self.last:
             raise LedgerCorruptError(f"{self.path} was replaced while it was read")
 
     @property
@@ -226,33 +218,30 @@ class Ledger:
         self, path: str | os.PathLike[str], empty: Account, *, create: bool = True
     ) -> None:
         self.path = place = os.path.realpath(path)
-        self._lock = ExitStack()
-        self._connection: sqlite3.Connection | None = None
         self._unusable: str | None = None
-        try:
-            self._lock.enter_context(sole_writer(place))
-            if create and not os.path.lexists(place):
-                _create(place, empty)
-            if not os.path.isfile(place) or os.stat(place).st_nlink > 1:
-                raise LedgerWriteError(f"{place} must be an existing file with one name alone")
+        with ExitStack() as opened:
+            try:
+                opened.enter_context(sole_writer(place))
+            except BlockingIOError:
+                raise LedgerBusyError(
+                    f"{place} is held by another writer: one process at a time may charge a ledger"
+                ) from None
+            except OSError as error:
+                raise LedgerWriteError(f"{place} could not be opened: {error}") from error
             with translated(place):
-                self._connection = connected(place)
+                if create and not os.path.lexists(place):
+                    _create(place, empty)
+                if not os.path.isfile(place) or os.stat(place).st_nlink > 1:
+                    raise LedgerWriteError(f"{place} must be an existing file with one name alone")
+                self._connection = opened.enter_context(closing(connected(place)))
                 self._opened = os.stat(place)
                 self.reading = _end(self._connection, place)
-            for name, kept in vars(self.reading.account.settings).items():
-                if (value := getattr(empty.settings, name)) != kept:
+            for name, kept in self.reading.account.settings.items():
+                if (value := empty.settings[name]) != kept:
                     raise LedgerMismatchError(
                         f"{name} must be what the ledger was created with, {kept!r}, got {value!r}"
                     )
-        except BlockingIOError:
-            raise LedgerBusyError(
-                f"{place} is held by another writer: one process at a time may charge a ledger"
-            ) from None
-        except BaseException as error:
-            self.close()
-            if isinstance(error, OSError) and not isinstance(error, LedgerError):
-                raise LedgerWriteError(f"{place} could not be opened: {error}") from error
-            raise
+            self._files = opened.pop_all()
 
     def append(self, events: Sequence[Event], account: Account) -> None:
         """Add one record, which is durable when this returns.
@@ -273,8 +262,7 @@ class Ledger:
         if self._unusable is not None:
             raise LedgerClosedError(f"{self.path} must be opened again: {self._unusable}")
         connection, now = self._connection, self.reading
-        assert connection is not None  # it is usable
-        text = canonical({"events": [to_json(event) for event in events]})
+        text = canonical(to_json(tuple(events)))
         reading = replace(now, last=Record.after(now.last, text), account=account)
         try:
             self._check_in_place()
@@ -283,8 +271,7 @@ class Ledger:
                 (stored,) = connection.execute("SELECT hash FROM totals").fetchone()
                 if stored != now.totals[1]:
                     raise LedgerClosedError(f"{self.path} was charged by another writer")
-                values = tuple(vars(reading.last).values())
-                connection.execute("INSERT INTO record VALUES (?, ?, ?)", values)
+                connection.execute("INSERT INTO record VALUES (?, ?, ?)", reading.last)
                 connection.execute("UPDATE totals SET text = ?, hash = ?", reading.totals)
                 connection.execute("COMMIT")
             self.reading = reading
@@ -296,23 +283,20 @@ class Ledger:
 
     def _check_in_place(self) -> None:
         """Raise LedgerClosedError if the path no longer names the opened database."""
-        try:
-            there = os.stat(self.path)
-        except OSError as error:
-            raise LedgerClosedError(f"{self.path} was removed while it was open") from error
-        if not os.path.samestat(there, self._opened):
-            raise LedgerClosedError(f"{self.path} was replaced while it was open")
+        with suppress(OSError):
+            if os.path.samestat(os.stat(self.path), self._opened):
+                return
+        raise LedgerClosedError(f"{self.path} was removed or replaced while it was open")
 
     def close(self, *, empty: bool = True) -> None:
         """Close the files for another writer; unless `empty`, remove a ledger without charges."""
-        if self._connection is not None:
-            self._connection.close()
-            if not empty and self._unusable is None and self.reading.account.empty:
-                with suppress(LedgerClosedError):  # another file has its path
-                    self._check_in_place()
-                    for suffix in ("", "-wal", "-shm"):  # a reader may keep the last two
-                        Path(f"{self.path}{suffix}").unlink(missing_ok=True)
-        self._lock.close()
+        self._connection.close()
+        if not empty and self._unusable is None and self.reading.account.empty:
+            with suppress(LedgerClosedError):  # another file has its path
+                self._check_in_place()
+                for suffix in ("", "-wal", "-shm"):  # a reader may keep the last two
+                    Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+        self._files.close()
         self._unusable = self._unusable or "it was closed"
 
 
@@ -330,52 +314,40 @@ def read_ledger(path: str | os.PathLike[str], *, whole: bool = True) -> Reading:
         LedgerCorruptError: the ledger was altered, or it has another format.
         LedgerWriteError: the ledger cannot be read.
     """
-    return looked_up(path, lambda connection: _read(connection, os.path.realpath(path), whole))
+    place = os.path.realpath(path)
+    with looked_at(place) as connection:
+        (damage,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if damage != "ok":
+            raise LedgerCorruptError(f"{place} is damaged: {damage}")
+        reading = _end(connection, place)
+        if whole:
+            account = replace(reading.account, counts={}, total=None)
+            for record in _chain(connection.execute("SELECT * FROM record ORDER BY sequence")):
+                account = account.added(record.events()) if record.sequence else account
+            if replace(reading, account=account).totals != reading.totals:
+                raise LedgerCorruptError(f"{place}: the totals are not what the records give")
+    return reading
 
 
-def looked_up(path: str | os.PathLike[str], look: Callable[[sqlite3.Connection], T]) -> T:
-    """Return what a function finds in one state of a ledger, also while a writer has it open.
+@contextmanager
+def looked_at(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
+    """Open one state of a ledger for reading, also while a writer has it open.
 
-    A closed ledger is read without SQLite's log, which a read-only folder could not hold. If a
-    writer came meanwhile, the function is called again with the log.
+    SQLite leaves its log and index next to a closed ledger. The log is empty, and the next writer
+    removes both.
 
     Args:
         path: path of the database.
-        look: reads the database of a ledger.
 
     Raises:
         LedgerCorruptError: the ledger was altered, or it has another format.
         LedgerWriteError: the ledger cannot be read.
     """
     place = os.path.realpath(path)
-    for rest in (_at_rest(place), None):
-        try:
-            immutable = "" if rest is None else "&immutable=1"
-            with translated(place), closing(connected(place, f"ro{immutable}")) as connection:
-                found = look(connection)
-        except LedgerError:
-            if rest is None or _at_rest(place) == rest:
-                raise
-        else:
-            if rest is None or _at_rest(place) == rest:
-                break
-    return found
-
-
-def _read(connection: sqlite3.Connection, place: str, whole: bool) -> Reading:
-    (damage,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-    if damage != "ok":
-        raise LedgerCorruptError(f"{place} is damaged: {damage}")
-    reading = _end(connection, place)
-    if not whole:
-        return reading
-    rows = connection.execute("SELECT * FROM record WHERE sequence > 0 ORDER BY sequence")
-    last, account = reading.first, replace(reading.account, counts={}, total=None)
-    for record in _chain(rows, last):
-        last, account = record, account.added(record.events())
-    if replace(reading, last=last, account=account).totals != reading.totals:
-        raise LedgerCorruptError(f"{place}: the totals are not what the records give")
-    return reading
+    if not os.path.isfile(place):
+        raise LedgerWriteError(f"{place} must be an existing file")
+    with translated(place), closing(connected(place, "ro")) as connection:
+        yield connection
 
 
 def _end(connection: sqlite3.Connection, place: str) -> Reading:
@@ -398,18 +370,14 @@ def _end(connection: sqlite3.Connection, place: str) -> Reading:
     if digest != _hash("totals", first.hash, last.hash, text.encode()):
         raise LedgerCorruptError(f"{place}: the totals do not fit the first and last record")
     account = READERS["Account"](json.loads(text))
-    if to_json(account.settings) != json.loads(first.text)["settings"]:
+    if account.settings != json.loads(first.text)["settings"]:
         raise LedgerCorruptError(f"{place}: the totals do not have the settings of record 0")
     return Reading(place, first, last, account)
 
 
-def _rows(start: int, end: int, connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
-    query = "SELECT * FROM record WHERE sequence BETWEEN ? AND ? ORDER BY sequence"
-    return connection.execute(query, (start, end)).fetchall()
-
-
-def _chain(rows: Iterable[tuple[Any, ...]], before: Record | None) -> Iterator[Record]:
-    """Yield the records of rows, each of which must follow the one before."""
+def _chain(rows: Iterable[tuple[Any, ...]]) -> Iterator[Record]:
+    """Yield the records of rows from the first one, each of which must follow the one before."""
+    before: Record | None = None
     for record in map(_record, rows):
         record.check_after(before)
         yield (before := record)
@@ -432,7 +400,7 @@ def _hash(kind: str, *parts: bytes) -> bytes:
 
 @contextmanager
 def translated(path: str) -> Iterator[None]:
-    """Turn errors of SQLite and of what is read into LedgerErrors."""
+    """Turn errors of SQLite, of the system and of what is read into LedgerErrors."""
     try:
         yield
     except LedgerError:
@@ -450,6 +418,8 @@ def translated(path: str) -> Iterator[None]:
                 f"{path} is not an intact ledger: {error}; if it was one, count it as spent in full"
             ) from error
         raise LedgerWriteError(f"{path} could not be read or written: {error}") from error
+    except OSError as error:
+        raise LedgerWriteError(f"{path} could not be read or written: {error}") from error
 
 
 def connected(path: str, mode: str = "rw") -> sqlite3.Connection:
@@ -458,7 +428,7 @@ def connected(path: str, mode: str = "rw") -> sqlite3.Connection:
     Args:
         path: path of the database.
         mode: "rw" to write, with commits that wait for the device; "ro" to read one state, whatever
-            a writer does meanwhile. With "ro&immutable=1", no other file is read, made or locked.
+            a writer does meanwhile.
 
     Raises:
         LedgerCorruptError: it is no ledger, or has another format.
@@ -473,28 +443,23 @@ def connected(path: str, mode: str = "rw") -> sqlite3.Connection:
         connection.execute("PRAGMA cell_size_check = ON")
         if mode != "rw":
             connection.execute("BEGIN")
-        _check_database(connection, path)
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        if application != APPLICATION_ID:
+            raise LedgerCorruptError(f"{path} is not the database of a ledger")
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version != FORMAT_VERSION:
+            raise LedgerCorruptError(
+                f"{path} must have format_version {FORMAT_VERSION}, got {version}: read it with "
+                "the version of adapmixed that wrote it; another ledger's ε and δ add to its own"
+            )
+        if dict(connection.execute("SELECT name, sql FROM sqlite_master")) != SCHEMA:
+            raise LedgerCorruptError(f"{path} does not have the tables of a ledger")
         if mode == "rw":
             _make_durable(connection, path)
     except BaseException:
         connection.close()
         raise
     return connection
-
-
-def _check_database(connection: sqlite3.Connection, path: str) -> None:
-    """Raise LedgerCorruptError unless the database has the format and tables of a ledger."""
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    if application != APPLICATION_ID:
-        raise LedgerCorruptError(f"{path} is not the database of a ledger")
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version != FORMAT_VERSION:
-        raise LedgerCorruptError(
-            f"{path} must have format_version {FORMAT_VERSION}, got {version}: read it with the "
-            "version of adapmixed that wrote it; another ledger's ε and δ add to its own"
-        )
-    if dict(connection.execute("SELECT name, sql FROM sqlite_master")) != SCHEMA:
-        raise LedgerCorruptError(f"{path} does not have the tables of a ledger")
 
 
 def _make_durable(connection: sqlite3.Connection, path: str) -> None:
@@ -511,23 +476,6 @@ def _make_durable(connection: sqlite3.Connection, path: str) -> None:
     connection.execute("ROLLBACK")
 
 
-def _at_rest(path: str) -> tuple[int, ...] | None:
-    """Return what tells two states of a database apart, or None if a log may hold charges.
-
-    If it is the same before and after a reading, the file alone held every charge meanwhile.
-    """
-    try:
-        with suppress(FileNotFoundError):
-            if os.stat(f"{path}-wal").st_size:
-                return None
-        found = os.stat(path)
-        if os.path.isdir(path):
-            raise IsADirectoryError(0, "it is a folder")
-    except OSError as error:
-        raise LedgerWriteError(f"{path} must be the file of a ledger: {error.strerror}") from error
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
 def _create(path: str, empty: Account) -> None:
     """Create an empty ledger, which is complete and durable before it gets its name.
 
@@ -535,10 +483,10 @@ def _create(path: str, empty: Account) -> None:
         LedgerCorruptError: the write-ahead log of a lost database is there.
         OSError: the file cannot be written.
     """
-    if os.path.lexists(f"{path}-wal"):
-        raise LedgerCorruptError(f"{path} must exist if {path}-wal does, but there is no such file")
+    if os.path.exists(f"{path}-wal") and os.stat(f"{path}-wal").st_size:
+        raise LedgerCorruptError(f"{path} must exist if {path}-wal holds charges, but is missing")
     written = {"format_version": FORMAT_VERSION, "identity": os.urandom(16).hex()}
-    first = Record.after(None, canonical(written | {"settings": to_json(empty.settings)}))
+    first = Record.after(None, canonical(written | {"settings": empty.settings}))
     totals = Reading(path, first, first, empty).totals
     place = Path(path)
     remove_leftovers(place.parent, place.name)
@@ -548,7 +496,7 @@ def _create(path: str, empty: Account) -> None:
         with translated(path), closing(sqlite3.connect(fresh, isolation_level=None)) as connection:
             for statement in SCHEMA.values():
                 connection.execute(statement)
-            connection.execute("INSERT INTO record VALUES (?, ?, ?)", tuple(vars(first).values()))
+            connection.execute("INSERT INTO record VALUES (?, ?, ?)", first)
             connection.execute("INSERT INTO totals VALUES (1, ?, ?)", totals)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
@@ -608,11 +556,11 @@ def enter(ensemble: str | os.PathLike[str], reading: Reading) -> None:
     then go on without it.
     """
     register, path, identity = register_of(ensemble), reading.path, reading.identity
-    settings, promised = reading.account.settings, None
-    if reading.account.kind == "fixed":
+    account, promised = reading.account, None
+    if account.kind == "fixed":
         stated = reading.guarantee
         promised = stated.epsilon if stated.limited and stated.epsilon != math.inf else None
-    entry = Entry(path, settings.adjacency, promised, settings.delta)
+    entry = Entry(path, account.adjacency, promised, account.delta)
     try:
         if entered(register).get(identity) == entry:
             return

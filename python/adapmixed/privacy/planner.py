@@ -7,6 +7,7 @@ must not guide the choice among its plans: see docs/how-to/plan-a-budget.md.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
@@ -24,7 +25,6 @@ from adapmixed.limits import (
     MOST_QUERIES,
     check_box,
     check_clip,
-    check_count,
     check_delta,
     check_epsilon,
     check_models,
@@ -54,9 +54,6 @@ __all__ = ["Plan", "epsilon_of", "models_for", "plan", "queries_for", "recommend
 SHAPES = (4.0, 8.0, 16.0, 32.0, 64.0)
 """Shapes log C / |log c| of the boxes that are tried."""
 
-SHARES = (0.01, 0.1, 0.5, 1.0)
-"""Shares of the queries whose ε is listed."""
-
 SCALES = (1.0, 2.0, 3.0, 4.0)
 """Scales κ of the log pools that are listed."""
 
@@ -80,7 +77,7 @@ _CLIPS: Mapping[int, Mapping[float, float]] = {  # of ClippedLogPool, from 0 at 
 """Shares by N and `upper`, of benchmarks/results/headline.txt."""
 
 _ORDERS = (-3.0, 9.0)  # log(order - 1): PMixED's orders from 1.05, at most `MOST_ORDER`
-_SEARCH, _SHOWN = 2**14, 2**16  # grid points while searching and for partial counts
+_SEARCH = 2**14  # grid points while searching
 _LARGEST = 20.0  # |log| of a box's farther side, where the search ends
 _WIDEST = 2 * _LARGEST  # the widest clip range of the log pool
 _LEAST = 1e-9  # the smallest size that is tried
@@ -101,7 +98,6 @@ class Plan:
         num_models: N.
         queries: T, number of private answers that the plan is for.
         adjacency: "zero_out" or "replace_one".
-        over_time: (queries, ε) pairs, the cost of the first `SHARES` of the queries.
     """
 
     mechanism: str
@@ -111,7 +107,6 @@ class Plan:
     num_models: int
     queries: int
     adjacency: str
-    over_time: tuple[tuple[int, float], ...]
 
 
 def plan(
@@ -179,34 +174,29 @@ def _clipped_mixing(
     def roughly(size: float) -> float:
         return renyi_epsilon(clipped_mixing_pair(*box(size), models, adjacency), queries, delta)
 
-    def cost(size: float, points: int = PLANNED_POINTS, count: int = queries) -> float:
-        return clipped_mixing_epsilon(*box(size), models, count, delta, adjacency, points=points)
+    def cost(size: float, points: int = PLANNED_POINTS) -> float:
+        return clipped_mixing_epsilon(*box(size), models, queries, delta, adjacency, points=points)
 
     size = largest_within(roughly, target, longest)
     size = largest_within(lambda size: cost(size, _SEARCH), target, longest, start=size)
     size = largest_within(cost, target, longest, start=size)
     size = min(size, math.log(MOST_BOX) / (1 + shape) * (1 - 1e-12))
-
-    def shown(count: int) -> float:
-        return cost(size, PLANNED_POINTS if count == queries else _SHOWN, count)
-
     settings = dict(zip(("lower", "upper"), box(size), strict=True))
-    return _planned("clipped-mixing", settings, (delta, models, queries, adjacency), shown)
+    return Plan("clipped-mixing", settings, cost(size), delta, models, queries, adjacency)
 
 
 def _log_pool(
     target: float, delta: float, models: int, queries: int, adjacency: str, scale: float
 ) -> Plan:
-    def stated(width: float, count: int = queries) -> float:
-        return epsilon_of(delta, models, count, adjacency, lower=0.0, upper=width, scale=scale)
+    def cost(width: float) -> float:
+        return epsilon_of(delta, models, queries, adjacency, lower=0.0, upper=width, scale=scale)
 
     widest = min(_WIDEST, MOST_DEPTH / scale * (1 - 2.0**-50))
     span = _largest_range(target, delta, queries) / (2 if adjacency == "replace_one" else 1)
     width = min(span * models / scale * (1 - 2 * RANGE_ERROR), widest)
-    width = lowered(width, 0.0, lambda width: stated(width) <= target)
+    width = lowered(width, 0.0, lambda width: cost(width) <= target)
     settings = {"scale": scale, "lower": 0.0, "upper": width}
-    common = delta, models, queries, adjacency
-    return _planned("clipped-log-pool", settings, common, partial(stated, width))
+    return Plan("clipped-log-pool", settings, cost(width), delta, models, queries, adjacency)
 
 
 @lru_cache(maxsize=8)  # it is the same for every scale
@@ -248,25 +238,10 @@ def _pmixed(target: float, delta: float, models: int, queries: int, adjacency: s
     leakage, order, radius = ball(best)
     if leakage <= 0:
         return None
-
-    def cost(count: int) -> float:
-        spent = count * sound_bound(order, radius, models) * (1 + 2.0**-50)
-        return rdp_to_dp(order, spent, delta, adjacency)
-
+    spent = queries * sound_bound(order, radius, models) * (1 + 2.0**-50)
+    cost = rdp_to_dp(order, spent, delta, adjacency)
     settings = {"order": order, "epsilon": target, "radius": radius, "target_leakage": leakage}
-    return _planned("pmixed", settings, (delta, models, queries, adjacency), cost)
-
-
-def _planned(
-    mechanism: str,
-    settings: Mapping[str, float],
-    common: tuple[float, int, int, str],
-    cost: Callable[[int], float],
-) -> Plan:
-    delta, models, queries, adjacency = common
-    counts = [max(1, math.floor(share * queries)) for share in SHARES]
-    over_time = tuple((count, cost(count)) for count in counts)
-    return Plan(mechanism, settings, over_time[-1][1], delta, models, queries, adjacency, over_time)
+    return Plan("pmixed", settings, cost, delta, models, queries, adjacency)
 
 
 def largest_within(
@@ -364,12 +339,11 @@ def queries_for(
     arguments, the errors and the theorems are those of :func:`epsilon_of`.
     """
     target = check_epsilon(epsilon)
-    found = _smallest(
-        lambda queries: epsilon_of(delta, num_models, queries, adjacency, **settings) > target,
-        0,
-        MOST_QUERIES,
-    )
-    return MOST_QUERIES if found is None else found - 1
+
+    def spent(queries: int) -> bool:
+        return epsilon_of(delta, num_models, queries, adjacency, **settings) > target
+
+    return bisect_left(range(1, MOST_QUERIES + 1), True, key=spent)
 
 
 def models_for(
@@ -382,28 +356,12 @@ def models_for(
     docs/theory/clipped-log-pool.md. Arguments and errors are those of :func:`epsilon_of`.
     """
     target = check_epsilon(epsilon)
-    return _smallest(
-        lambda models: epsilon_of(delta, models, queries, adjacency, **settings) <= target,
-        1,
-        MOST_MODELS,
-    )
 
+    def kept(models: int) -> bool:
+        return epsilon_of(delta, models, queries, adjacency, **settings) <= target
 
-def _smallest(holds: Callable[[int], bool], low: int, most: int) -> int | None:
-    """Return the smallest integer in (low, most] for which a condition holds; None without one.
-
-    It holds for all larger integers, too. The search steps outward by factors, then bisects at
-    geometric means.
-    """
-    high = low + 1
-    while not holds(high):
-        if high == most:
-            return None
-        low, high = high, min(8 * high, most)
-    while high - low > 1:
-        middle = min(max(math.isqrt(max(low, 1) * high), low + 1), high - 1)
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
+    found = 2 + bisect_left(range(2, MOST_MODELS + 1), True, key=kept)
+    return found if found <= MOST_MODELS else None
 
 
 def recommended(
@@ -414,40 +372,28 @@ def recommended(
     adjacency: str = "zero_out",
     *,
     mechanism: str = "clipped-mixing",
-    periods: int = 1,
 ) -> Plan:
     """Return the plan of the public rule, with settings that are rounded inward to four digits.
 
     The rule is the widest box of `CHOSEN_SHAPE`, or the widest clip from 0 at `CHOSEN_SCALE`. It
     looks at no member and at no text.
 
-    The first arguments are those of `plan`, with ε of all periods together and T of one.
+    The first arguments are those of `plan`.
 
     Args:
         mechanism: "clipped-mixing" or "clipped-log-pool".
-        periods: number of periods with these settings and N, each with an ensemble and a ledger of
-            its own. Neighbours differ in the same shard of every period.
-
-    Returns:
-        The plan of one period. Its `over_time` ends with all periods together, whose answers
-        compose as those of one plan: the cost of an answer holds for any members.
 
     Raises:
         ValueError: an argument is out of range, or only the public answer fits.
     """
-    whole = check_queries(queries) * check_count("periods", periods)
-    plans = chosen(epsilon, delta, num_models, whole, adjacency)
-    for one in (one for one in plans if one.mechanism == mechanism):
-        settings: dict[str, Any] = rounded_inward(one.settings)
-        first, last = (
-            epsilon_of(delta, num_models, count, adjacency, **settings)
-            for count in (queries, whole)
-        )
-        over_time = ((queries, first), (whole, last))
-        return replace(one, settings=settings, epsilon=first, queries=queries, over_time=over_time)
+    for one in chosen(epsilon, delta, num_models, queries, adjacency):
+        if one.mechanism == mechanism:
+            settings: dict[str, Any] = rounded_inward(one.settings)
+            cost = epsilon_of(delta, num_models, queries, adjacency, **settings)
+            return replace(one, settings=settings, epsilon=cost)
     raise ValueError(
-        f"epsilon must pay for {whole} answers of {mechanism}, got {epsilon!r}: give a larger one, "
-        "fewer answers or more shards"
+        f"epsilon must pay for {queries} answers of {mechanism}, got {epsilon!r}: give a larger "
+        "one, fewer answers or more shards"
     )
 
 

@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -109,13 +108,12 @@ class Drawing:
         self._private = PrivateGenerator(ensemble, mechanism, accountant, rng=rng, active=active)
         rng, free = self._private.rng, Accountant(accountant.delta)
         self._public = PrivateGenerator(ensemble, PublicOnly(), free, rng=rng, active=active)
-        models, seeded = ensemble.num_models, getattr(rng, "seeded", True)
-        of: dict[str, Any] = {"origin": self._private.origin, "seeded": seeded}
-        self._charge_ahead = partial(accountant.charge_ahead, mechanism, models, **of)
+        self._accountant = accountant
         self._allowance: Allowance | None = None  # None if charges depend on the rows
         if accountant.epsilon is None:
+            models, seeded = ensemble.num_models, getattr(rng, "seeded", True)
             with suppress(ValueError):
-                self._allowance = Allowance(mechanism, models, **of)
+                self._allowance = Allowance(mechanism, models, self._private.origin, seeded=seeded)
         self._writer = ThreadPoolExecutor(1, "adapmixed-ledger")  # its thread starts when needed
 
     @contextmanager
@@ -129,12 +127,11 @@ class Drawing:
         if self._allowance is None or not tokens:
             yield
             return
-        writing = self._writer.submit(self._charge_ahead, tokens)
+        writing = self._writer.submit(self._accountant.charge_ahead, self._allowance, tokens)
         try:
             yield
         finally:
             writing.result()
-        self._allowance.add(tokens)
 
     def draw(self, logits: Logits, prompts: Sequence[Prompt]) -> Tensor:
         """Return a token for every row, (B,) int64 on the CPU.

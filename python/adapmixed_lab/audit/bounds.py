@@ -102,9 +102,8 @@ def _pair_target(box: tuple[float, float], models: int, adjacency: str, measure:
     pair = clipped_mixing_pair(*accounted_box(*box), models, adjacency)
     if measure == "δ(ε)":
         epsilons = [0.0] + [pair.largest_loss() * share for share in (0.2, 0.5, 0.8)]
-        deltas = {
-            e: float(search.hockey_stick(np.array(pair.p), np.array(pair.q), e)) for e in epsilons
-        }
+        p, q = np.array(pair.atoms).T
+        deltas = {e: float(search.hockey_stick(p, q, e)) for e in epsilons}
         ratio = sticks({epsilon: delta for epsilon, delta in deltas.items() if delta > 1e-6})
     else:
         both = (pair, pair.exchanged())

@@ -44,7 +44,7 @@ class Tree:
     Attributes:
         models, vocab: N and V.
         depth: number of answers.
-        mechanism: answers the queries; it has a measure for its individual charges.
+        mechanism: answers the queries; it has individual charges.
         amount: of the budget of every shard.
         seed: of the queries.
         shapes: (temperature, top_k) of the rows; the history decides which pair a query uses.
@@ -63,9 +63,8 @@ class Tree:
     @property
     def budget(self) -> ShardBudget:
         """The budget of every shard."""
-        assert self.mechanism.measure is not None
         largest = self.mechanism.largest_charge(self.models)
-        return ShardBudget(self.amount, self.mechanism.measure[1], largest)
+        return ShardBudget(self.amount, self.mechanism.charge_order, largest)
 
     def node(self, history: History) -> tuple[Tensor, Tensor]:
         """Return (private (N, V), public (V,)) logits of the query after this history."""
