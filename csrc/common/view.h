@@ -29,13 +29,14 @@ ADAPMIXED_HD double f16_to_double(std::uint16_t bits) {
 
 // Calls f with the dtype as a compile-time constant, std::integral_constant<Dtype, ...>.
 template <class F>
-void with_dtype(Dtype dtype, const F& f) {
-  if (dtype == Dtype::f32) {
-    f(std::integral_constant<Dtype, Dtype::f32>{});
-  } else if (dtype == Dtype::bf16) {
-    f(std::integral_constant<Dtype, Dtype::bf16>{});
-  } else {
-    f(std::integral_constant<Dtype, Dtype::f16>{});
+inline void with_dtype(Dtype dtype, const F& f) {
+  switch (dtype) {
+    case Dtype::f32:
+      return f(std::integral_constant<Dtype, Dtype::f32>{});
+    case Dtype::bf16:
+      return f(std::integral_constant<Dtype, Dtype::bf16>{});
+    case Dtype::f16:
+      return f(std::integral_constant<Dtype, Dtype::f16>{});
   }
 }
 
