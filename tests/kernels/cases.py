@@ -192,9 +192,11 @@ def demanding() -> list[Case]:
         # Errors that members share, mostly at tokens where x is small, or where it is not.
         *(Case(f"agreeing-{spread}", *(rows.repeat_interleave(16, -1) for rows in (
             torch.tensor(private) + spread * torch.randn(40, 1, 2, generator=generator),
-            torch.tensor([public]))), (), (18.0, 64.0), (2 * half,))
-          for spread, private, public in ((0.3, [-3.0, 7.6], [1.4, -1.3]),
-                                          (0.003, [0.0, 1.5], [0.0, 0.0]))),
+            torch.tensor([public]))), (), orders, (2 * half,))
+          for spread, orders, private, public in (
+              (0.3, (18.0, 64.0), [-3.0, 7.6], [1.4, -1.3]),
+              (0.1, (8.0,), [5.0, -2.9], [5.0, 0.0]),  # all members are far below at a token
+              (0.003, (18.0, 64.0), [0.0, 1.5], [0.0, 0.0]))),
         Case("rare-token", rare, rare_public, ((18.0, 3.6),), (64.0,), (2 * half,)),
         Case("orders-far-apart", many, many_public, ((2.5, 0.03), (17.5, 1e-3)),
              (8.0, 16.0, 1024.0), (2 * half,)),
