@@ -191,8 +191,8 @@ struct Neighbour {
 //
 // Errors of x. delta is off by kRatioUnits, two roundings, and kRatioAbsolute (|delta| + weight);
 // it differs from middle by x / F. mu has three additions in floats more, of terms whose sizes add
-// up to N mean|delta|. middle, the difference, F and the product are rounded; or F, its product
-// with middle and, once, middle F - delta F. So x is off by
+// up to N mean|delta|. F, its product with middle and, once, middle F - delta F are rounded. So x is
+// off by
 //   own: kOwn units of x;
 //   shared, as a norm: 9.6 units of middle F and kMean units of mean|delta| F, which is at most the
 //   mean of the norms of x_j plus that of mu F; plus the absolute errors;
@@ -238,7 +238,7 @@ struct FloatErrors {
   ADAPMIXED_HD double shared(double middle, double weight) const {
     return 9.6 * kFloatUnit * middle + rounded * (middle + weight);
   }
-  // Relative to x, of a listed token.
+  // Relative to x, of a listed token. 1.4: growth moves p, too.
   ADAPMIXED_HD double of(double x, double middle, double factor) const {
     const double grown = 1.0 + (2.0 * mean_weight - 1.0) * divisor * factor;
     const double absolute = shared(middle, largest_weight * factor) + spread * grown;
