@@ -191,8 +191,8 @@ struct Neighbour {
 //
 // Errors of x. delta is off by kRatioUnits, two roundings, and kRatioAbsolute (|delta| + weight);
 // it differs from middle by x / F. mu has three additions in floats more, of terms whose sizes add
-// up to N mean|delta|. F, its product with middle and, once, middle F - delta F are rounded. So x is
-// off by
+// up to N mean|delta|. F, its product with middle and, once, middle F - delta F are rounded. So x
+// is off by
 //   own: kOwn units of x;
 //   shared, as a norm: 9.6 units of middle F and kMean units of mean|delta| F, which is at most the
 //   mean of the norms of x_j plus that of mu F; plus the absolute errors;
