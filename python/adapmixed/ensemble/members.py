@@ -207,7 +207,7 @@ def read_versioned(path: Path, version: int, *entries: str) -> dict[str, Any]:
     data: dict[str, Any] = read_json(path)
     found = data.get("format_version") if isinstance(data, dict) else None
     if found != version:
-        raise ValueError(f"{path}: format_version must be {version}, got {found!r}")
+        raise ValueError(f"{path}: format_version must be {version}, got {found!r}: make it again")
     if missing := sorted(set(entries) - data.keys()):
         raise ValueError(f"{path} must hold {', '.join(entries)}, got no {missing[0]}")
     return data
