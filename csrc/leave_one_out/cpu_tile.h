@@ -104,7 +104,6 @@ class Tile {
   const float* factor() const { return factor_; }
   const float* p() const { return p_; }
   std::int64_t padded() const { return round_up(end_ - begin_, Flt::kLanes); }
-  bool in_double(std::int64_t lane) const { return factor_[lane] > 0.0f; }
   double mixture(std::int64_t lane) const { return mixture_[lane]; }  // p in double
   const TokenSums& sums() const { return sums_; }                     // over all tiles
 

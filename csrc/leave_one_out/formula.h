@@ -41,8 +41,8 @@ struct Neighbours {
   bool in_double;      // everything is
 
   // With few slots what models share is not small against their differences over N. An error e of
-  // x, at most 20 sqrt(1 / least_ratio - 1) units / divisor, adds order e^2 / (2 r) to r = 1e-4
-  // times a loss: no more than 1e-9 with this ratio.
+  // x adds order e^2 / (2 r) to r = 1e-4 times a loss: no more than 1e-9 up to 40 sqrt(1 /
+  // least_ratio - 1) units / divisor, twice what mu adds. Models that differ have the other half.
   ADAPMIXED_HD Neighbours(const Shape& shape, bool box, const LeaveOneOutOptions& options)
       : models(shape.models),
         slots(static_cast<double>(options.num_models)),
@@ -50,7 +50,7 @@ struct Neighbours {
         against_public(options.zero_out || options.num_models == 1),
         divisor(against_public ? slots : slots - 1.0),
         largest_order(largest_of(options.orders, options.num_orders)),
-        least_ratio(std::fmax(0.05, 1.0 / (1.0 + divisor * divisor / (7.2 * largest_order)))),
+        least_ratio(std::fmax(0.05, 1.0 / (1.0 + divisor * divisor / (28.8 * largest_order)))),
         in_double(box || slots < 16.0 || least_ratio > 0.5) {}
 
   // With these moments few x are listed one by one: |x| is about weight / slots times |r - 1|.
@@ -80,11 +80,11 @@ ADAPMIXED_HD_INLINE FloatMixture<T> float_mixture(const Neighbours& all, T q, T 
   const T mean = total / T(all.slots), ratio = T(1.0) + mean;
   const T inverse = T(1.0) / vmax(ratio, T(1e-30)), factor = inverse * T(1.0 / all.divisor);
   const T middle = all.against_public ? T(0.0) : mean;
-  // A small ratio allows a small |x| alone: errors grow with it in listed terms.
+  // Errors of listed terms grow with order |x| and with 1 / ratio; here they are at most 1e-4.
   const T up = (middle + T(1.0)) * factor, down = (largest - middle) * factor;
-  const MaskOf<T> fails =
-      (ratio < T(all.least_ratio)) | (q < T(kLeastFloatQ)) | (T(0.45) < down) |
-      ((ratio < T(0.2)) & (T(30.0) * ratio - T(2.0) < vmax(up, down) * T(all.largest_order)));
+  const T allowed = T(65.0) * ratio - T(2.8), reach = vmax(up, down) * T(all.largest_order);
+  const MaskOf<T> fails = (ratio < T(all.least_ratio)) | (q < T(kLeastFloatQ)) | (T(0.45) < down) |
+                          (allowed < reach * (T(2.4) * ratio + T(1.4)));
   const T growth = (mean + T(2.0 * mean_weight)) * inverse;
   return {mean, q * ratio, middle, factor, vabs(middle) * factor, growth, fails};
 }
