@@ -94,7 +94,7 @@ def check_leakage(value: Any, order: float) -> float:
     leakage = check_number("target_leakage", value, least=0.0, infinite=True)
     most = MOST_EXPONENT / (order - 1)
     if leakage * order > most:  # the radius is checked, which rounding may put above the limit
-        raise ValueError(f"target_leakage must be <= {most / order:.15g}, got {value}")
+        raise ValueError(f"target_leakage must be <= {most / order!r}, got {value}")
     return leakage
 
 
@@ -249,7 +249,7 @@ def check_number(
     if not value >= least:
         raise ValueError(f"{name} must be >= {least:.15g}, got {value}")
     if not value <= most:
-        raise ValueError(f"{name} must be <= {most:.15g}, got {value}")
+        raise ValueError(f"{name} must be <= {most!r}, got {value}")
     if not infinite and not -math.inf < value < math.inf:
         raise ValueError(f"{name} must be finite, got {value}")
     return value

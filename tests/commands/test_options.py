@@ -227,6 +227,7 @@ GIVEN = {
 
 GENERATE: list[tuple[list[str], str]] = [
     (["--mechanism", "clipped-log-pool lower=1 upper=2"], "lower (a log-ratio) must be <= 0"),
+    (["--mechanism", "adapmixed target_leakage=9"], f"target_leakage must be <= {600 / 17 / 18},"),
     (["--epsilon", "0", *POOL], "--epsilon must be > 0"),
     (["--epsilon", "2", "--mechanism", "adapmixed"], "None for AdaPMixED, got 2.0: its losses"),
     (["--epsilon", "2", "--mechanism", "pmixed epsilon=8"], "the same for every member"),

@@ -78,7 +78,7 @@ def test_input_limits(base: Any, make_adapters: Make, ids: torch.Tensor) -> None
     mask = torch.ones_like(ids)
     holes = [mask.clone() for _ in range(2)]
     holes[0][0, -1] = holes[1][0, 3] = 0
-    for bad_mask in (mask[:, 1:], 2 * mask, 0 * mask, -mask, *holes):
+    for bad_mask in (mask[:, 1:], mask[0], 2 * mask, 0 * mask, -mask, *holes):
         with pytest.raises(ValueError, match="attention_mask must have the shape .* 0s before 1s"):
             ensemble.decoder(ids, attention_mask=bad_mask)
 

@@ -42,7 +42,7 @@ CASES: dict[str, tuple[Mechanism, dict[str, Any]]] = {
     "nearly all tokens": (POOL, {"top_k": 50000}),
     "temperature and nearly all tokens": (POOL, {"temperature": 0.8, "top_k": 50000}),
 }
-END = {"stop": lambda released: torch.arange(len(released)) == 0}  # of the first sequence
+END = {"stop": lambda prompt: torch.arange(len(prompt)) == 0}  # of the first sequence
 HEAD, BLOCK = ("lm_head",), ("transformer.h.0.attn.c_attn",)
 TOKENS = 2
 
@@ -104,16 +104,12 @@ def tell(name: str, dtype: torch.dtype, memory: int, work: Callable[[], object])
     print(json.dumps(found), flush=True)
 
 
-def decode(
-    ensemble: Ensemble,
-    mechanism: Mechanism,
-    prompt: torch.Tensor,
-    memory_bytes: int = DEFAULT_MEMORY_BYTES,
-    **settings: Any,
-) -> None:
+def decode(ensemble: Ensemble, mechanism: Mechanism, prompt: torch.Tensor, **settings: Any) -> None:
     ensemble.tokenizer = "unused"
-    given: Any = {"rng": SeededRandom(0), "memory_bytes": memory_bytes}
+    memory, stop = settings.pop("memory_bytes", DEFAULT_MEMORY_BYTES), settings.get("stop")
+    given: Any = {"rng": SeededRandom(0), "memory_bytes": memory}
     generator = PrivateGenerator(ensemble, mechanism, Accountant(1e-5), **given)
+    settings["stop"] = stop and partial(stop, prompt)
     for _ in generator.stream_tokens(prompt, max_new_tokens=TOKENS, **settings):
         pass
 

@@ -47,8 +47,8 @@ class Decoder:
         unread: bool = False,
     ) -> None:
         mask = torch.ones_like(ids) if mask is None else mask.to(ids)
-        rising = torch.equal(mask, mask.clamp(0, 1).cummax(dim=1).values)
-        if mask.shape != ids.shape or not (rising and mask[:, -1].all()):
+        fits = mask.shape == ids.shape and bool(mask[:, -1].all())
+        if not fits or not torch.equal(mask, mask.clamp(0, 1).cummax(dim=1).values):
             raise ValueError(
                 f"attention_mask must have the shape of input_ids {tuple(ids.shape)} and 0s before "
                 f"1s in each row, since decoding pads on the left, got {mask}"

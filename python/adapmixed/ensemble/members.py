@@ -417,12 +417,12 @@ def read_adapters(model: Any, folders: Sequence[Path]) -> list[Adapter]:
             peft type, DoRA, biases or extra trained modules.
     """
     found, tensors = [], dict(model.named_parameters(remove_duplicate=False))
-    planned: dict[str, dict[str, Layer]] = {}  # by the settings, which members mostly share
+    planned: dict[str, dict[str, Layer]] = {}  # by the settings; peft writes its sets in any order
     for path in folders:
         raw = _read_config(path)
         content, weights = _read_weights(path)
         settings = {name: raw[name] for name in _COMPUTE if name in raw}
-        key = json.dumps(settings)
+        key = str([sorted(v, key=str) if type(v) is list else v for v in map(raw.get, _COMPUTE)])
         try:
             if key not in planned:
                 planned[key] = _planned(model, settings)

@@ -236,7 +236,7 @@ def train_ensemble(
                             f"which was withdrawn (null in ensemble.json), got {documents} "
                             "documents: remove them, or put its name back"
                         )
-                withdrawn = set()
+                withdrawn = withdrawn if settings == begun else set()
             changed = [
                 at for at in wanted if at not in withdrawn and folder.record(at) != records[at]
             ]

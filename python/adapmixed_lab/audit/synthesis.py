@@ -54,7 +54,7 @@ class Watched(ClippedLogPool):
 def laws(found: Synthesis, **settings: Any) -> list[Law]:
     """Return the law of every batch's text, drawn with other settings than the guarantee's."""
     watched, every = Watched(**vars(found.mechanism) | settings), []
-    run = replace(found, mechanism=watched)
+    run = replace(found, mechanism=watched, most=settings.get("queries", found.most))
     for records in found.batches.slots:
         begun: Law = {(): 1.0}
         every.append(whole := Law())

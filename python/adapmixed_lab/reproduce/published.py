@@ -22,7 +22,7 @@ from adapmixed.privacy import GaussianScreening, LeaveOneOutLoss, RenyiBound
 from adapmixed.privacy.costs import sound_bound
 from adapmixed_ext.types import RandomSource
 from adapmixed_lab.audit.search import last
-from adapmixed_lab.baselines import Baseline, GivenToken, unprotected
+from adapmixed_lab.baselines import GivenToken, unprotected
 
 
 def published_bound(order: float, target_leakage: float, num_models: int) -> float:
@@ -92,7 +92,7 @@ def subsampled_rdp(rate: float, costs: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True)
-class PublishedPMixED(PMixED, Baseline):
+class PublishedPMixED(PMixED):
     """PMixED by the paper's rule: β from |S_t|, amplification by equation 4, integer order.
 
     Its bound is not valid: the true loss can exceed it without limit, as its guarantee says. The
