@@ -143,8 +143,7 @@ def test_a_method_that_screens_shows_a_share_of_zero() -> None:
 
 def test_table_passes_no_control_characters_on() -> None:
     text = build([evaluation("a\x1b[2J\nb", "none")]).text()
-    assert "\x1b" not in text
-    assert len(text.splitlines()[4].split("  ")[0]) == len("a.[2J.b")
+    assert "\x1b" not in text and len(text.splitlines()[4].split("  ")[0]) == len("a.[2J.b")
 
 
 @pytest.mark.parametrize("delta", [1.00000449e-5, 1e-5, 0.001])

@@ -113,12 +113,10 @@ def test_an_answer_ends_before_a_stop_string_and_shows_nothing_of_it_early() -> 
         assert "".join(pieces) == seen[: min([seen.find(s) for s in stop if s in seen] + [99])]
 
 
-def test_text_without_stop_strings_is_not_held_back() -> None:
+def test_what_is_held_back() -> None:
+    """Nothing without stop strings, or after an end token, which adds no text."""
     assert added("hello", ()) == (["h", "e", "l", "l", "o"], False)
     assert added("hel\udcc3", ()) == (["h", "e", "l", "\ufffd"], False)  # but a begun character
-
-
-def test_an_end_token_adds_no_text_and_frees_what_was_held_back() -> None:
     assert added("hel\0lo", ("lo",)) == (["h", "e", "", "l"], True)
 
 

@@ -163,11 +163,14 @@ def demanding() -> list[Case]:
     generator = torch.Generator().manual_seed(1)
     alike = alike_public + torch.tensor([11.0] * 16 + [-0.1] * 16)
     alike = alike + 0.003 * torch.randn(40, 1, 32, generator=generator)
-    # One member's p/q at a rare token is 3.8, the others' 0.285.
-    rare_public = torch.tensor([[0.0, -38.0]])
-    rare = rare_public.repeat(16, 1, 1)
-    rare[:, 0, 1] += math.log(0.285)
-    rare[0, 0, 1] = -38 + math.log(3.8)
+
+    def rare(log_q: float, one: float, others: float, members: int, i: int) -> tuple[Tensor, ...]:
+        public = torch.tensor([[0.0, log_q]])
+        private = public.repeat(members, 1, 1)
+        private[:, 0, 1] += math.log(others)
+        private[i, 0, 1] = log_q + math.log(one)
+        return private, public
+
     many, many_public = logits(4, 20, 1, 1000, 2.0, 1.0)
     common, common_public = logits(8, 9, 1, 1500, 2.0, 0.05)  # all share a large change
     common = common + torch.randn(1, 1500, generator=generator)
@@ -197,7 +200,9 @@ def demanding() -> list[Case]:
               (0.3, (18.0, 64.0), [-3.0, 7.6], [1.4, -1.3]),
               (0.1, (8.0,), [5.0, -2.9], [5.0, 0.0]),  # all members are far below at a token
               (0.003, (18.0, 64.0), [0.0, 1.5], [0.0, 0.0]))),
-        Case("rare-token", rare, rare_public, ((18.0, 3.6),), (64.0,), (2 * half,)),
+        # One member's p/q at a rare token is above all others'; the sums are of its powers.
+        Case("rare-token", *rare(-38, 3.8, 0.285, 16, 0), ((18.0, 3.6),), (64.0,), (2 * half,)),
+        Case("rare-listed", *rare(-62, 4.9, 0.1253, 62, 2), (), (128.0,), (2 * half,)),
         Case("orders-far-apart", many, many_public, ((2.5, 0.03), (17.5, 1e-3)),
              (8.0, 16.0, 1024.0), (2 * half,)),
         Case("common-change", common, common_public, ((18.0, 0.3), (3.0, 0.03)), (2.5, 18.0)),

@@ -119,14 +119,11 @@ def test_what_is_charged_holds_the_rounding(scale, lower, upper, num_models):
             assert least * (1 - mpmath.mpf(2) ** -50) <= rho <= least * (1 + 2.0**-40)
 
 
-def test_a_range_of_nothing_costs_nothing():
+def test_the_bounded_range_bound_is_tight():
+    """Two tokens of near-equal mass at the ends of the range attain the bound as η → 0."""
     assert bounded_range_rho(0.0, -1.0, 1.0, 5, "zero_out") == 0.0
     assert bounded_range_rho(3.0, 0.0, 0.0, 5, "replace_one") == 0.0
     assert bounded_range_rho(1e-200, -1.0, 1.0, 5, "zero_out") > 0.0
-
-
-def test_the_bounded_range_bound_is_tight():
-    """Two tokens of near-equal mass at the ends of the range attain the bound as η → 0."""
     eta, order = 1e-2, 2.0
     p = np.array([0.5, 0.5])
     other = p * np.exp([-eta / 2, eta / 2])

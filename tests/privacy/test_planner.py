@@ -101,9 +101,11 @@ def test_the_best_order_of_a_ball_is_found(target):
     assert best * (1 - 1e-5) < found.settings["target_leakage"] < best * (1 + 1e-6)
 
 
-def test_plans_end_at_the_widest_settings():
+def test_plans_end_at_the_widest_settings_and_say_what_pays_for_nothing():
     box, narrow, wide = planner.plan(200.0, DELTA, 5, 10, shapes=(4.0,), scales=(1.0, 4.0))[:3]
     assert box.epsilon < 160 and narrow.epsilon < 140 and wide.epsilon > 199
+    with pytest.raises(ValueError, match="epsilon must pay for 500 .* got 1e-13: give a larger"):
+        recommended(1e-13, 1e-15, 1, 500, mechanism="clipped-mixing")
 
 
 @pytest.mark.parametrize(
@@ -165,11 +167,6 @@ def test_the_rule_takes_the_widest_within_epsilon(mechanism):
         assert float(f"{value:.4g}") == value, name
     wider = settings | {"upper": settings["upper"] * 1.01, "lower": settings["lower"] * 0.999}
     assert epsilon_of(DELTA, 64, 500, "zero_out", **wider) > 1.0
-
-
-def test_a_budget_for_nothing_says_what_to_do():
-    with pytest.raises(ValueError, match="epsilon must pay for 500 .* got 1e-13: give a larger"):
-        recommended(1e-13, 1e-15, 1, 500, mechanism="clipped-mixing")
 
 
 def test_settings_are_rounded_inward():
