@@ -80,11 +80,12 @@ ADAPMIXED_HD_INLINE FloatMixture<T> float_mixture(const Neighbours& all, T q, T 
   const T mean = total / T(all.slots), ratio = T(1.0) + mean;
   const T inverse = T(1.0) / vmax(ratio, T(1e-30)), factor = inverse * T(1.0 / all.divisor);
   const T middle = all.against_public ? T(0.0) : mean;
-  // Errors of listed terms grow with order |x| and with 1 / ratio; here they are at most 1e-4.
+  // Errors of listed terms grow with order |x| and with growth; here they are at most 1e-4.
   const T up = (middle + T(1.0)) * factor, down = (largest - middle) * factor;
-  const T allowed = T(58.0) * ratio - T(2.8), reach = vmax(up, down) * T(all.largest_order);
+  const T reach = vmax(up, down) * T(all.largest_order);
+  const T error = T(2.4) * ratio + T(1.4 * (2.0 * mean_weight - 1.0));
   const MaskOf<T> fails = (ratio < T(all.least_ratio)) | (q < T(kLeastFloatQ)) | (T(0.45) < down) |
-                          (allowed < reach * (T(2.4) * ratio + T(1.4)));
+                          (T(63.0) * ratio < (reach + T(2.0)) * error);
   const T growth = (mean + T(2.0 * mean_weight)) * inverse;
   return {mean, q * ratio, middle, factor, vabs(middle) * factor, growth, fails};
 }
