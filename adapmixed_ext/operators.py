@@ -144,9 +144,9 @@ def leave_one_out(
 
     Every loss is an upper bound, at most 1e-4 of the exact loss and 1e-9 above it. A row equal to
     the public one has a zero-out loss of exactly 0. A loss that cannot be bounded is +inf, never
-    NaN: one of more than 600/(α−1), or at a token with q < e⁻⁷⁰ about which a model speaks (of a
-    Clipping it may be too large instead), or to which every model (for add/remove: every other one)
-    gives less than e⁻⁸⁰ q.
+    NaN: one of more than 600/(α−1), or at a token with q < e⁻⁷⁰ about which a model speaks (it may
+    be too large instead), or to which every model (for add/remove: every other one) gives less than
+    e⁻⁸⁰ q.
 
     On CUDA nothing is raised for bad data, here or later. All losses of a position are +inf if its
     rows are bad or do not belong to the projection, or if a weight is outside [0, 1].
