@@ -172,8 +172,9 @@ class PrivateRow {
         count_ += __builtin_popcount(hit[k].bits());
       }
     }
-    for (; count_ % Quad::kLanes != 0; ++count_)
+    for (; count_ % Quad::kLanes != 0; ++count_) {
       kept_mass_[count_] = 2.0f * kNoShare, d_[count_] = 0.0f;
+    }
   }
 
  private:

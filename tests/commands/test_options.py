@@ -180,7 +180,7 @@ KEYS = "keys are epsilon, queries, order"
         ("pmixed epsilon=6 delta=1e-6", "does not take delta: use --delta"),
         ("pmixed epsilon=8 queries=2.5", "queries must be an integer, got '2.5'"),
         ("public x=1", "does not take x: keys are none"),
-        ("clipped-mixing", "--mechanism clipped-mixing: .* missing 2 .* 'lower' and 'upper'"),
+        ("clipped-mixing", "--mechanism clipped-mixing: missing 2 .* 'lower' and 'upper'"),
         ("adapmixed loss_orders=2,x", "must be a number, got 'x'"),
         ("adapmixed preset=bogus", "preset must be one of wikitext-103, .*, got 'bogus'"),
     ],

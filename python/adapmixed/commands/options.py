@@ -383,7 +383,8 @@ def mechanism_of(
         make = partial(replace, kind.preset(preset)) if preset is not None else kind
         found: Mechanism = make(**settings)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"--mechanism {name}: {error}") from error
+        words = str(error).replace(f"{kind.__name__}.__init__() ", "")  # of a missing key
+        raise ValueError(f"--mechanism {name}: {words}") from error
     Accountant(delta, epsilon=epsilon, adjacency=way).bind(found, num_models=1)
     return found
 
