@@ -23,7 +23,7 @@ their next call, and none of it grows with N·V. On CUDA:
 - ``project`` takes 288·(N + 1) for every 2 048 tokens of each position, or fewer of them.
 - ``clip_project``, and every operator that is given rows without their log-sum-exps, takes 32 for
   every 2 048 tokens of each row, or fewer of them.
-- ``leave_one_out`` takes at most 64 MiB, or 8·N·(8K + 18) + 48 if that is more. Positions share it.
+- ``leave_one_out`` takes at most 64 MiB, or 8·N·(6K + 19) + 48 if that is more. Positions share it.
 """
 
 try:

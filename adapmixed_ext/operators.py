@@ -152,7 +152,7 @@ def leave_one_out(
     rows are bad or do not belong to the projection, or if a weight is outside [0, 1].
 
     Memory in bytes: at most 2048·N + 2^19 for each thread, and 64·N·B + 2^16. The sums over chunks
-    of the vocabulary add min(B·S, S + 2^25), S = 2048·N·(K+4).
+    of the vocabulary add min(B·S, S + 2^25), S = 1536·N·(K+4).
 
     Args:
         private_logits: (N, B, V).

@@ -76,7 +76,7 @@ class TokenList {
   }
 
   const LossPlan& plan_;
-  double *xs_, *ratios_, *ps_, *errors_;  // p'/p - 1, p'/p, p, ...; with room for one more vector
+  double *xs_, *ratios_, *ps_, *errors_;  // p'/p - 1, p'/p, p, error, and room for a vector more
   std::int64_t count_ = 0;
   float most_log_;  // such that powers stay within the range of floats
 };

@@ -1,8 +1,8 @@
 // A stretch of one position's vocabulary: x = p'/p - 1 of all models at its tokens.
 //
 // delta_i = p_bar_i / q - 1 is computed in single precision, model by model, and from its mean what
-// the models share. Vectors with a token for which that is not accurate enough are computed in
-// double, and everything if there are few slots, or a box.
+// the models share. Half a vector is computed in double if that is not accurate enough for one of
+// its tokens, and everything if there are few slots, or a box.
 #pragma once
 
 #include "common/float_rows.h"

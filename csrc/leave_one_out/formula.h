@@ -41,8 +41,8 @@ struct Neighbours {
   bool in_double;      // everything is
 
   // With few slots what models share is not small against their differences over N. An error e of
-  // x adds order e^2 / (2 r) to r = 1e-4 times a loss: no more than 1e-9 up to 40 sqrt(1 /
-  // least_ratio - 1) units / divisor, twice what mu adds. Models that differ have the other half.
+  // x adds order e^2 / (2 r) to r = 1e-4 times a loss: at most 1e-9 up to 40 sqrt(1 / least_ratio -
+  // 1) units / divisor. Half of that is for mu, the other half for models that differ.
   ADAPMIXED_HD Neighbours(const Shape& shape, bool box, const LeaveOneOutOptions& options)
       : models(shape.models),
         slots(static_cast<double>(options.num_models)),
@@ -67,7 +67,7 @@ struct Neighbours {
 
 // What all models share at a token in single precision, in the notation below, from the sum of
 // delta and the largest delta or size of one. `fails`: it must be computed in double, because q is
-// tiny, the mixture far below q, or nearly all of one model.
+// tiny, the mixture far below q or nearly all of one model, or the errors of a listed x large.
 template <class T>
 struct FloatMixture {
   T mean, p, middle, factor, shared, growth;  // shared: |middle F|
@@ -80,7 +80,7 @@ ADAPMIXED_HD_INLINE FloatMixture<T> float_mixture(const Neighbours& all, T q, T 
   const T mean = total / T(all.slots), ratio = T(1.0) + mean;
   const T inverse = T(1.0) / vmax(ratio, T(1e-30)), factor = inverse * T(1.0 / all.divisor);
   const T middle = all.against_public ? T(0.0) : mean;
-  // Errors of listed terms grow with order |x| and with growth; here they are at most 1e-4.
+  // Errors of listed terms (FloatErrors::of) grow with order |x| and growth: here up to 1e-4.
   const T up = (middle + T(1.0)) * factor, down = (largest - middle) * factor;
   const T reach = vmax(up, down) * T(all.largest_order);
   const T error = T(2.4) * ratio + T(1.4 * (2.0 * mean_weight - 1.0));
@@ -208,7 +208,7 @@ struct Neighbour {
 // 1.5 |s log X|) c (found by trying) times the error of x, or of X if X < 1/2, by that of p, and by
 // that of power_excess. The shared part of x's error is relative to |x|. In double p, x and X are
 // off by 4 units.
-constexpr double kOwn = kRatioUnits + 5.0, kMean = kRatioUnits + 5.0;
+constexpr double kOwn = kRatioUnits + 5.0, kMean = kOwn;  // FloatErrors::own stands for both
 constexpr int kMomentAdditions = 20;  // the most in floats through which a term of a moment goes
 constexpr double kLostNorm = 2e-16;   // the largest of x whose terms of a moment are 0 in floats
 

@@ -23,7 +23,6 @@ from adapmixed.limits import (
     check_count,
     check_number,
     check_optional_queries,
-    check_scale,
     check_sigma,
 )
 from adapmixed.mechanisms import (
@@ -140,7 +139,6 @@ class InvisibleInk(Baseline):
     def __post_init__(self) -> None:
         check_number("clip", self.clip, least=0.0, most=32.0)
         check_number("temperature", self.temperature, least=0.25, most=100.0)
-        check_scale(1 / self.temperature, -self.clip, self.clip)
         check_optional_queries(self.queries)
 
     def _prepare(self, rows: Rows, rng: RandomSource) -> GivenToken:

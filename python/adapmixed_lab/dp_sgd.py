@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 import adapmixed_ext as ops
+from adapmixed.ensemble.members import read_versioned
 from adapmixed.ensemble.public_model import load_base
 from adapmixed.files import publish_folder, temporary_folder
 from adapmixed.limits import check_delta, check_epsilon, check_number, check_optional_count
@@ -146,14 +147,12 @@ def read_dp_adapter(folder: Path) -> tuple[AdapterGuarantee, object]:
     Raises:
         ValueError: if the folder holds no readable guarantee of this format.
     """
+    names = [one.name for one in fields(AdapterGuarantee)]
     try:
-        content = json.loads((folder / GUARANTEE_FILE).read_text(encoding="utf-8"))
-        if (version := content["format_version"]) != FORMAT_VERSION:
-            raise ValueError(f"format_version must be {FORMAT_VERSION}, got {version!r}")
+        content = read_versioned(folder / GUARANTEE_FILE, FORMAT_VERSION, *names, "training")
         check_epsilon(content["epsilon"])
-        stated = {one.name: content[one.name] for one in fields(AdapterGuarantee)}
-        return AdapterGuarantee(**stated), content["training"]
-    except (OSError, KeyError, TypeError, ValueError) as error:
+        return AdapterGuarantee(**{name: content[name] for name in names}), content["training"]
+    except (OSError, ValueError) as error:
         raise ValueError(
             f"folder must be one that 'adapmixed-lab dp-sgd' wrote, got {folder}: {error}"
         ) from error

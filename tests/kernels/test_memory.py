@@ -102,7 +102,7 @@ def test_the_stated_bound_holds(models: int, vocab: int, threads: int) -> None:
     )  # fmt: skip
     pool, growth, clip = map(int, done.stdout.split())
     # As the docstrings state them, for one position and 8 orders; a pool keeps six positions.
-    of_losses = threads * (32 * vocab + 2048 * models + 2**19) + (2048 * 12 + 64) * models + 2**16
+    of_losses = threads * (32 * vocab + 2048 * models + 2**19) + (1536 * 12 + 64) * models + 2**16
     of_pools = threads * (16 * vocab + 2**14) + 6 * 8 * vocab
     assert 10 * vocab <= growth <= of_losses + SLACK < models * vocab * 4
     assert 4 * vocab <= pool <= of_pools + SLACK

@@ -12,9 +12,9 @@ from pathlib import Path
 from adapmixed.commands.options import columns
 
 LIMITS = {
-    "max-tokens": "largest max_tokens of a request (default: the server's)",
+    "max_tokens": "largest max_tokens of a request (default: the server's)",
     "tokens": "share of the budget: tokens that all answers may have together (default: no limit)",
-    "requests-per-minute": "largest number of requests at once, and of further ones in each minute "
+    "requests_per_minute": "largest number of requests at once, and of further ones in each minute "
     "(default: no limit)",
 }
 ACTIONS = {
@@ -33,12 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if name != "list":
             action.add_argument("name", metavar="NAME", help="name of the client")
         for limit, told in LIMITS.items() if name == "add" else ():
-            action.add_argument(f"--{limit}", type=int, metavar="N", help=told)
+            action.add_argument(f"--{limit.replace('_', '-')}", type=int, metavar="N", help=told)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Add, list or remove keys."""
-    from adapmixed.serving.admission import LIMITS, add_key, read_keys, remove_key
+    from adapmixed.serving.admission import add_key, read_keys, remove_key
 
     file = arguments.file
     if arguments.action == "add":

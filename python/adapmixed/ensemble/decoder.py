@@ -120,7 +120,7 @@ class Decoder:
         self._ensemble.check_tokens("tokens", tokens)
         self._ensemble.check_length(self.length + 1)
         self.length += 1
-        self._advance(tokens.to(self._ensemble.model.device, torch.int64)[:, None])
+        self._advance(tokens.to(self._ensemble.device, torch.int64)[:, None])
 
     def drop(self, ended: Tensor) -> None:
         """Drop sequences that ended, before `append` advances the others, which keep their order.

@@ -123,7 +123,7 @@ class Ensemble:
             ValueError: if there are no adapters, if tokenizer and model do not fit, or if an
                 ensemble cannot be built on the model (docs/reference/supported-models.md).
         """
-        # Hooks at the end of the trunk store the shapes of the current pass.
+        # The output layer holds the settings and the tokens of the current pass.
         self._lock = threading.Lock()
         self.num_models = check_models(ranks.held(len(adapters))[1] or len(adapters))
         check_model(model, tokenizer)
@@ -244,7 +244,7 @@ class Ensemble:
 
     @property
     def end_tokens(self) -> frozenset[int]:
-        """Return the ids that end a text, from the tokenizer and the base's generation settings."""
+        """The ids that end a text, of the tokenizer and of the base's generation settings."""
         settings = getattr(self.model, "generation_config", None)
         tokens: set[int] = set()
         for owner in (self.tokenizer, settings):

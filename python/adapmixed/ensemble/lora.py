@@ -41,7 +41,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from adapmixed.ranks import ALONE, Ranks
+from adapmixed.ranks import Ranks
 from adapmixed_ext.inputs import likeliest
 from adapmixed_ext.low_rank import BLOCK, add_low_rank, blocks_of, pack_codes, pack_factors
 
@@ -381,7 +381,7 @@ class HeadAdapters(nn.Module):
         updates: Sequence[Update | None],
         shape: tuple[int, int],
         rank: int,
-        short: bool = False,
+        short: bool,
     ) -> None:
         super().__init__()
         ups = [None if one is None else one[1] for one in updates]
@@ -444,8 +444,8 @@ class OutputLayer(nn.Module):
         adapters: HeadAdapters | None,
         *,
         shared: bool,
-        masked: Tensor | None = None,
-        ranks: Ranks = ALONE,
+        masked: Tensor | None,
+        ranks: Ranks,
     ) -> None:
         super().__init__()
         self.base, self.adapters = base, adapters

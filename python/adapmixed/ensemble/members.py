@@ -159,7 +159,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     """
     path = Path(folder) / FILE_NAME
     if not path.exists():
-        single = (Path(folder) / "adapter_config.json").is_file()
+        single = (Path(folder) / ADAPTER_CONFIG).is_file()
         why = ", it is a single adapter: give a list of such folders in Python, or write that file"
         raise ValueError(f"folder must hold {FILE_NAME}, {folder} does not{why * single}")
     data = read_versioned(path, FORMAT_VERSION, "members", "adapted")

@@ -447,7 +447,7 @@ def check_behaviour(ensemble: Ensemble) -> None:
 
 
 def _fault(ensemble: Ensemble) -> str | None:
-    device = ensemble.model.device
+    device = ensemble.device
     tokens = (torch.arange(_TOKENS + _PADDING, device=device) * 7 + 3) % ensemble.vocab_size
     padded = tokens[None]
     ids = padded[:, _PADDING:]

@@ -19,7 +19,6 @@ from torch import Tensor
 from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.lora import Logits
 from adapmixed.generation import PrivateGenerator
-from adapmixed.limits import DEFAULT_ACTIVE
 from adapmixed.mechanisms import Allowance, Mechanism, PublicOnly
 from adapmixed.privacy import Accountant
 from adapmixed_ext.types import RandomSource
@@ -102,7 +101,7 @@ class Drawing:
         ensemble: Ensemble,
         mechanism: Mechanism,
         accountant: Accountant,
-        active: int | None = DEFAULT_ACTIVE,
+        active: int | None,
         rng: RandomSource | None = None,
     ) -> None:
         self._private = PrivateGenerator(ensemble, mechanism, accountant, rng=rng, active=active)

@@ -339,7 +339,7 @@ def synthesize(
     `count`, `max_tokens`, `batch` and `longest` are public: do not take them from the texts.
 
     Args:
-        base: an instruct model, a folder, a hub name or a transformers model.
+        base: an instruct model with its tokenizer, a folder or a hub name.
         texts: the records. With `id_column` everything under one name is one record. Rows without
             text are none.
         describe: what a record is, as in "a clinic's discharge summary".

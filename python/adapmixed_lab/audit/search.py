@@ -202,14 +202,14 @@ def chi_square(counts: list[int], shares: list[float]) -> tuple[float, int]:
     return sum((seen - e) ** 2 / e for seen, e in cells), len(cells) - 1
 
 
-def chi_square_limit(freedom: int, confidence: float = CONFIDENCE) -> float:
-    """Return the value that the statistic of `chi_square` stays below with this confidence.
+def chi_square_limit(freedom: int) -> float:
+    """Return the value that the statistic of `chi_square` stays below with `CONFIDENCE`.
 
     Counts of few expected draws have longer tails than normal ones, so only half of the error is
     used. One or two cells of 25 expected draws, beside a large one, are above the limit for 0.001
     with probability 0.00092 at most; more cells or draws less often.
     """
-    return float(scipy.stats.chi2.isf((1 - confidence) / 2, freedom))
+    return float(scipy.stats.chi2.isf((1 - CONFIDENCE) / 2, freedom))
 
 
 def one_run_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:

@@ -11,13 +11,13 @@ the string "inf". A result holds perplexities and data-dependent ε, so it is fo
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from adapmixed.ensemble.members import read_versioned
 from adapmixed.evaluation.report import (
     INTERVAL_WORDS,
     KIND_LABELS,
@@ -86,9 +86,7 @@ def read_experiment(path: Path) -> dict[str, Any]:
         ValueError, KeyError, TypeError: if it is not JSON, has another format version, lacks a
             part, or names a data set that could lead out of a folder.
     """
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if (version := found["format_version"]) != FORMAT_VERSION:
-        raise ValueError(f"format_version must be {FORMAT_VERSION}, got {version!r}")
+    found = read_versioned(path, FORMAT_VERSION, "inputs")
     dataset = found["inputs"]["dataset"]
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", dataset):  # it becomes a file's name
         raise ValueError(f"dataset must be a name, got {dataset!r}")
