@@ -24,7 +24,7 @@ from torch import Tensor
 from adapmixed.ensemble import Ensemble
 from adapmixed.ensemble.decoder import Decoder, key_value_cache
 from adapmixed.ensemble.lora import Adapter, Logits
-from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, Rows, shaped
+from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism, ShapedLogits, shaped
 from adapmixed.privacy import Accountant
 from adapmixed.rng import SecureRandom
 from benchmarks.harness import Neighbours, Report, headline, machine
@@ -128,12 +128,12 @@ class Private:
     def __call__(self, turn: int) -> None:
         self.answer(self.rows(turn))
 
-    def rows(self, turn: int) -> Rows:
+    def rows(self, turn: int) -> ShapedLogits:
         token = tokens_of(turn, len(self._ids), self._ids.device)
         private, public, chosen = batched(self._decoder, token)
         return shaped(private, public, active=self._active, tokens=chosen)
 
-    def answer(self, rows: Rows) -> None:
+    def answer(self, rows: ShapedLogits) -> None:
         proposal = self._mechanism.propose_rows(rows.answerable(), rng=self._rng)
         self._accountant.charge(proposal)
         proposal.release()

@@ -42,7 +42,7 @@ from adapmixed import Accountant, AdaPMixED, ClippedLogPool
 from adapmixed.ensemble.prompts import PromptEnsemble
 from adapmixed.generation.generator import charged
 from adapmixed.mechanisms import Mechanism, PublicOnly, shaped
-from adapmixed.mechanisms.rows import Rows
+from adapmixed.mechanisms.rows import ShapedLogits
 from adapmixed.privacy.conversions import zcdp_to_dp
 from adapmixed.privacy.events import BY_HAND
 from adapmixed.privacy.planner import largest_within, recommended
@@ -58,13 +58,13 @@ DESCRIBE = "an entry of the change log of a Debian package"
 SHORTEST, RECORD, TOKENS, TOP, ACTIVE = 150, 64, 48, 100, 8_192
 DELTA, EPSILONS, SEEDS = 1e-6, (3.0, 10.0), 3
 ORDER = 16.0  # of AdaPMixED, whose ball has the radius ε
-MEMORY, RESAMPLES, RUNS = 12 << 30, 100, 15
-PUBLIC = "public"
-Draw = Callable[[Rows], Tensor]
-"""Returns a token for the one row of a text, (1,) int64."""
+MEMORY, RESAMPLES, RUNS, PUBLIC = 12 << 30, 100, 15, "public"
+Draw = Callable[[ShapedLogits], Tensor]  # to a token for the one row of a text, (1,) int64
 
 
-def released(mechanism: Mechanism, payer: Accountant, rows: Rows, rng: SeededRandom) -> Tensor:
+def released(
+    mechanism: Mechanism, payer: Accountant, rows: ShapedLogits, rng: SeededRandom
+) -> Tensor:
     """Return a token of a mechanism, which is charged."""
     return charged(rows, mechanism, payer, rng, BY_HAND)
 
@@ -80,7 +80,7 @@ def beside_public(epsilon: float, rng: SeededRandom) -> Draw:
     mechanism = AdaPMixED(ORDER, epsilon / ORDER, screen=None)
     payer = Accountant(DELTA)
 
-    def draw(rows: Rows) -> Tensor:
+    def draw(rows: ShapedLogits) -> Tensor:
         if (payer.guarantee().epsilon or 0.0) <= epsilon:
             tokens = released(mechanism, payer, rows, rng)  # nobody sees the one that is too much
             if (payer.guarantee().epsilon or 0.0) <= epsilon:

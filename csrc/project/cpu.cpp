@@ -149,8 +149,7 @@ class PrivateRow {
     const Flt threshold(static_cast<float>((least + q_.lse - q_.centre) * per_nat));
     const double floor = s < 0.0 && most < 1.0 ? std::log1p(-most) * per_nat : -1e30;
     const Flt power(static_cast<float>(s)), lowest(static_cast<float>(floor)), c = c_;
-    mass_ = kept_mass_;
-    count_ = 0;
+    mass_ = kept_mass_, count_ = 0;
     low_ = high_ = Flt(0.0f);
     const auto matters = [&](std::int64_t v, Flt z) ADAPMIXED_INLINE {
       const Flt a = Flt::load(q_.grid + v);

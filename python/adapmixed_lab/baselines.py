@@ -30,7 +30,7 @@ from adapmixed.mechanisms import (
     Mechanism,
     NextToken,
     PublicOnly,
-    Rows,
+    ShapedLogits,
     Unprotected,
     planned,
 )
@@ -79,7 +79,7 @@ class Baseline(Mechanism):
     no_budget = "its cost is not one member's own; ClippedMixing and ClippedLogPool take a budget"
 
 
-def unprotected(rows: Rows) -> tuple[Tensor, ops.Projection]:
+def unprotected(rows: ShapedLogits) -> tuple[Tensor, ops.Projection]:
     """Return log q of the checked rows, (B, k) float64, and their projection with every weight 1.
 
     Raises:
@@ -91,7 +91,7 @@ def unprotected(rows: Rows) -> tuple[Tensor, ops.Projection]:
 
 
 def answered(
-    rows: Rows, projection: ops.Projection, weights: Tensor, events: tuple[Event, ...]
+    rows: ShapedLogits, projection: ops.Projection, weights: Tensor, events: tuple[Event, ...]
 ) -> GivenToken:
     """Return the answer with probabilities in proportion to these weights.
 
@@ -141,7 +141,7 @@ class InvisibleInk(Baseline):
         check_number("temperature", self.temperature, least=0.25, most=100.0)
         check_optional_queries(self.queries)
 
-    def _prepare(self, rows: Rows, rng: RandomSource) -> GivenToken:
+    def _prepare(self, rows: ShapedLogits, rng: RandomSource) -> GivenToken:
         models, positions = rows.private.shape[:2]
         log_q, projection = unprotected(rows)
         masked, public = rows.public.isneginf(), rows.public.double()
@@ -223,7 +223,7 @@ class NoisyAggregation(Baseline):
         sigma = 1 / largest_within(spent, epsilon, 1e6)
         return NoisyAggregation(sigma, top_k, 1 / (1 + top_k * sigma**2))
 
-    def _prepare(self, rows: Rows, rng: RandomSource) -> GivenToken:
+    def _prepare(self, rows: ShapedLogits, rng: RandomSource) -> GivenToken:
         models, positions = rows.private.shape[:2]
         log_q, projection = unprotected(rows)
         q, masked = log_q.exp(), rows.public.isneginf()
@@ -244,7 +244,7 @@ class NoisyAggregation(Baseline):
         return answered(rows, projection, weights, (cost, PublicAnswer(positions)))
 
 
-def _mean_on(rows: Rows, projection: ops.Projection, top: Tensor) -> Tensor:
+def _mean_on(rows: ShapedLogits, projection: ops.Projection, top: Tensor) -> Tensor:
     """Return the members' mean probabilities of these (B, k) columns."""
     return ops.mixture(rows.private, rows.public, projection).gather(1, top)
 

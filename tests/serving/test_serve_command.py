@@ -27,7 +27,7 @@ from adapmixed.commands import serve
 from adapmixed.commands.options import mechanism_of
 from adapmixed.commands.serve import promise, promised
 from adapmixed.data import demo_base
-from adapmixed.mechanisms import Mechanism, Origin, Rows
+from adapmixed.mechanisms import Mechanism, Origin, ShapedLogits
 from adapmixed.privacy import Accountant, Guarantee, read_ledger
 from adapmixed.rng import SecureRandom
 from adapmixed.serving import app
@@ -258,7 +258,7 @@ def answer(
     """Charge answers to rows of four tokens, whose likeliest public token has probability 0.7."""
     public = torch.tensor([0.7, 0.1, 0.1, 0.1]).log().expand(queries, 4).clone()
     private = public.expand(MEMBERS, queries, 4) + torch.randn(MEMBERS, queries, 4)
-    rows = Rows(private, public, None, 4)
+    rows = ShapedLogits(private, public, None, 4)
     accountant.charge(mechanism.propose_rows(rows, rng=SecureRandom(), origin=origin))
 
 

@@ -382,9 +382,8 @@ def mechanism_of(
     try:
         make = partial(replace, kind.preset(preset)) if preset is not None else kind
         found: Mechanism = make(**settings)
-    except (ValueError, TypeError) as error:
-        words = str(error).replace(f"{kind.__name__}.__init__() ", "")  # of a missing key
-        raise ValueError(f"--mechanism {name}: {words}") from error
+    except (ValueError, TypeError) as error:  # a TypeError begins with the name of __init__
+        raise ValueError(f"--mechanism {name}: {str(error).split('__init__() ')[-1]}") from error
     Accountant(delta, epsilon=epsilon, adjacency=way).bind(found, num_models=1)
     return found
 

@@ -254,7 +254,7 @@ def promised(
     """
     import torch
 
-    from adapmixed.mechanisms import Rows
+    from adapmixed.mechanisms import ShapedLogits
     from adapmixed.privacy import Accountant, BudgetSpentError
     from adapmixed.rng import SecureRandom
 
@@ -262,7 +262,7 @@ def promised(
     asking: Any = mechanism
     if hasattr(mechanism, "public_confidence"):  # no rows are unsure enough for one near 0
         asking = replace(asking, public_confidence=None)
-    rows = Rows(torch.zeros(num_models, 1, 2), torch.zeros(1, 2), None, 2)
+    rows = ShapedLogits(torch.zeros(num_models, 1, 2), torch.zeros(1, 2), None, 2)
     ticket = asking.propose_rows(rows, rng=SecureRandom(), origin=origin)
     ticket.mechanism = mechanism
     try:

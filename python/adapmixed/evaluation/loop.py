@@ -30,7 +30,7 @@ from adapmixed.evaluation.report import Evaluation, compared
 from adapmixed.evaluation.utility import Utility
 from adapmixed.files import remove_leftovers, sole_writer, write_file
 from adapmixed.limits import DEFAULT_ACTIVE, check_active, check_count, check_optional_count
-from adapmixed.mechanisms import Mechanism, Origin, Rows, shaped
+from adapmixed.mechanisms import Mechanism, Origin, ShapedLogits, shaped
 from adapmixed.privacy import Accountant
 from adapmixed.privacy.events import READERS, canonical, from_json, to_json
 from adapmixed.rng import SecureRandom, SeededRandom
@@ -172,7 +172,7 @@ def evaluate(
                 source.skip_to(tally.position)
         return torch.tensor([state.place])
 
-    def answer(rows: Rows, targets: Tensor) -> None:
+    def answer(rows: ShapedLogits, targets: Tensor) -> None:
         each = zip(state.tallies, mechanisms.values(), sources, strict=True)
         for tally, mechanism, source in each:
             tally.answer(mechanism, rows, targets, source, origin)
@@ -309,7 +309,7 @@ class Tally:
     def answer(
         self,
         mechanism: Mechanism,
-        rows: Rows,
+        rows: ShapedLogits,
         targets: Tensor,
         rng: SecureRandom | SeededRandom,
         origin: Origin,
@@ -397,7 +397,7 @@ def scored_parts(
     memory_bytes: int,
     active: int | None,
     room: LogitsRoom | None = None,
-) -> Iterator[tuple[Rows, Tensor]]:
+) -> Iterator[tuple[ShapedLogits, Tensor]]:
     """Read a text, and yield the rows that score its last tokens, a few positions at a time.
 
     Args:

@@ -22,7 +22,7 @@ from adapmixed.limits import (
     check_rng,
     check_type,
 )
-from adapmixed.mechanisms import Allowance, Mechanism, Origin, Rows, shaped
+from adapmixed.mechanisms import Allowance, Mechanism, Origin, ShapedLogits, shaped
 from adapmixed.mechanisms.rows import answer_bytes, check_shape
 from adapmixed.privacy import Accountant, Guarantee
 from adapmixed.rng import SecureRandom
@@ -466,7 +466,7 @@ class PrivateGenerator:
 
 
 def charged(
-    rows: Rows,
+    rows: ShapedLogits,
     mechanism: Mechanism,
     payer: Accountant | Allowance,
     rng: RandomSource,

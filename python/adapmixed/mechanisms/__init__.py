@@ -14,7 +14,7 @@ from adapmixed.mechanisms.mechanism import (
     UnprotectedPool,
 )
 from adapmixed.mechanisms.paper import AdaPMixED, PMixED
-from adapmixed.mechanisms.rows import Rows, shaped
+from adapmixed.mechanisms.rows import ShapedLogits, shaped
 from adapmixed.privacy.events import Origin
 from adapmixed.privacy.planner import Plan
 
@@ -29,7 +29,7 @@ __all__ = [
     "Origin",
     "PMixED",
     "PublicOnly",
-    "Rows",
+    "ShapedLogits",
     "Ticket",
     "Unprotected",
     "UnprotectedPool",

@@ -22,7 +22,7 @@ from adapmixed.limits import (
     check_scale,
 )
 from adapmixed.mechanisms.mechanism import Mechanism, NextToken
-from adapmixed.mechanisms.rows import Rows
+from adapmixed.mechanisms.rows import ShapedLogits
 from adapmixed.privacy import BoundedRangeAnswer, ClippedAnswer, Event, PublicAnswer
 from adapmixed.privacy.costs import charge_rounding, individual_rho
 from adapmixed_ext.types import RandomSource
@@ -89,7 +89,7 @@ class ClippedMixing(Mechanism):
             "guarantee is composed for a number of queries that is fixed in advance"
         )
 
-    def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
+    def _prepare(self, rows: ShapedLogits, rng: RandomSource) -> NextToken:
         models, positions = rows.private.shape[:2]
         clipping = ops.clip_project(
             rows.private, rows.public, lower=self.lower, upper=self.upper, orders=self.order
@@ -178,7 +178,7 @@ class ClippedLogPool(Mechanism):
         of = self.scale, self.lower, self.upper, num_models, queries, self.queries
         return (BoundedRangeAnswer(*of),)
 
-    def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
+    def _prepare(self, rows: ShapedLogits, rng: RandomSource) -> NextToken:
         models, positions = rows.private.shape[:2]
         asked = rows.unsure(self.public_confidence)
         answered = positions if self.public_confidence is None else int(asked.sum())

@@ -33,11 +33,10 @@ from adapmixed.limits import (
     MOST_DEPTH,
     MOST_RANGE,
     active_tokens,
-    check_count,
     check_number,
     check_rng,
 )
-from adapmixed.mechanisms.rows import Rows, shaped
+from adapmixed.mechanisms.rows import ShapedLogits, shaped
 from adapmixed.privacy import BudgetSpentError, Caveat, Event, PublicAnswer, UnprotectedAnswer
 from adapmixed.privacy.events import BY_HAND, Origin, Pay
 from adapmixed_ext.inputs import prepare
@@ -77,7 +76,7 @@ class NextToken:
         losses: (N, B, K) float64, realised losses; None without such losses.
     """
 
-    rows: Rows
+    rows: ShapedLogits
     projection: ops.Projection | ops.Clipping | ops.LogPool
     events: tuple[Event, ...] = ()
     public: Tensor | None = None
@@ -140,7 +139,7 @@ class NextToken:
         return Answer(self.sample(rng), None, public)
 
 
-def public_token(rows: Rows, events: tuple[Event, ...] = ()) -> NextToken:
+def public_token(rows: ShapedLogits, events: tuple[Event, ...] = ()) -> NextToken:
     """Return q itself, as the mixture of one member of weight 0, without any private value."""
     alone = replace(rows, private=rows.public[None])
     inputs = prepare(alone.private, alone.public)
@@ -284,9 +283,8 @@ class Allowance:
         Args:
             queries: their number, ≥ 0.
         """
-        count = check_count("queries", queries, 0)
         with self._lock:
-            self._left += count
+            self._left += queries
 
     def charge(self, ticket: Ticket) -> None:
         """Take a ticket's queries from the count, so that it can be released.
@@ -409,7 +407,7 @@ class Mechanism(ABC):
 
     def propose_rows(
         self,
-        rows: Rows,
+        rows: ShapedLogits,
         *,
         rng: RandomSource,
         targets: Tensor | None = None,
@@ -437,7 +435,7 @@ class Mechanism(ABC):
         return Ticket(self, len(rows.private), proposed, targets, rng, origin)
 
     @abstractmethod
-    def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
+    def _prepare(self, rows: ShapedLogits, rng: RandomSource) -> NextToken:
         """Return the distribution of the answers and their costs."""
 
 
@@ -447,7 +445,7 @@ class PublicOnly(Mechanism):
 
     name: ClassVar[str] = "public"
 
-    def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
+    def _prepare(self, rows: ShapedLogits, rng: RandomSource) -> NextToken:
         return public_token(rows, (PublicAnswer(len(rows.public)),))
 
 
@@ -458,7 +456,7 @@ class Unprotected(Mechanism):
     name: ClassVar[str] = "unprotected"
     no_budget: ClassVar[str] = "it has no bound that could be charged"
 
-    def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
+    def _prepare(self, rows: ShapedLogits, rng: RandomSource) -> NextToken:
         inputs = prepare(rows.private, rows.public)
         projection = ops.Projection(torch.ones_like(inputs.private_lse), *inputs[2:])
         return NextToken(rows, projection, (UnprotectedAnswer(len(rows.public)),))
@@ -484,7 +482,7 @@ class UnprotectedPool(Mechanism):
     def __post_init__(self) -> None:
         check_number("scale", self.scale, above=0.0, most=100.0)
 
-    def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
+    def _prepare(self, rows: ShapedLogits, rng: RandomSource) -> NextToken:
         widest = min(MOST_RANGE, MOST_DEPTH / self.scale) / 2
         pool = ops.log_pool(
             rows.private, rows.public, lower=-widest, upper=widest, scale=self.scale,

@@ -28,7 +28,7 @@ from adapmixed.limits import (
     check_sigma,
 )
 from adapmixed.mechanisms.mechanism import Mechanism, NextToken
-from adapmixed.mechanisms.rows import Rows
+from adapmixed.mechanisms.rows import ShapedLogits
 from adapmixed.privacy import (
     Event,
     GaussianScreening,
@@ -134,7 +134,7 @@ class AdaPMixED(Mechanism):
             raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
         return PRESETS[name]
 
-    def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
+    def _prepare(self, rows: ShapedLogits, rng: RandomSource) -> NextToken:
         """Prepare Algorithm 1 up to the draw of the token (lines 8 and 17)."""
         # The projection comes first because the screening needs its log-sum-exps.
         projection = ops.project(rows.private, rows.public, order=self.order, radius=self.radius)
@@ -142,7 +142,7 @@ class AdaPMixED(Mechanism):
         events: list[Event] = []
         passed = torch.ones(positions, dtype=torch.bool, device=rows.public.device)
         if self.screen is not None:
-            passed = self._screened(rows, projection, rng)
+            passed = self._passed(rows, projection, rng)
             if self.screen == "noisy":
                 events.append(GaussianScreening(models, positions, self.screen_weight, self.sigma))
         if not bool(passed.all()):
@@ -159,7 +159,7 @@ class AdaPMixED(Mechanism):
         events.append(PublicAnswer(positions - answered.shape[1]))
         return NextToken(rows, projection, tuple(events), ~passed, losses=losses)
 
-    def _screened(self, rows: Rows, projection: ops.Projection, rng: RandomSource) -> Tensor:
+    def _passed(self, rows: ShapedLogits, projection: ops.Projection, rng: RandomSource) -> Tensor:
         """Run lines 1–8; return (B,) bool, True if the private models answer the query.
 
         The tail, behind the columns of tokens, is no token that could be screened.
@@ -275,7 +275,7 @@ class PMixED(Mechanism):
         largest = radius_for_epsilon(self.order, self.per_query, num_models)
         return min(largest, MOST_EXPONENT / (self.order - 1))
 
-    def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
+    def _prepare(self, rows: ShapedLogits, rng: RandomSource) -> NextToken:
         """Prepare lines 2–8 of Algorithm 2, up to the draw of the token."""
         models, positions = rows.private.shape[:2]
         radius = self.radius(models)

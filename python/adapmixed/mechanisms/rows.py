@@ -30,7 +30,7 @@ from adapmixed_ext.types import RandomSource
 
 
 @dataclass(frozen=True)
-class Rows:
+class ShapedLogits:
     """The logits of one call.
 
     Attributes:
@@ -63,13 +63,13 @@ class Rows:
         """k, the number of columns that are tokens."""
         return self.vocab_size if self.tokens is None else self.tokens.shape[1]
 
-    def of_all(self, private: Tensor) -> Rows:
+    def of_all(self, private: Tensor) -> ShapedLogits:
         """Return the rows with the private logits of all processes, in place of this one's."""
         if private is self.private:
             return self
         return replace(self, private=private, spare=False, private_lse=None)
 
-    def answerable(self) -> Rows:
+    def answerable(self) -> ShapedLogits:
         """Return rows for which no operator raises an error that depends on a private row.
 
         A private row with NaN or +inf, or without a finite logit, becomes the public row. If its
@@ -86,7 +86,7 @@ class Rows:
         private = torch.where(bad, self.public, self.private - shift)
         return replace(self, private=private, spare=False)
 
-    def with_tail(self) -> Rows:
+    def with_tail(self) -> ShapedLogits:
         """Return rows in which the tail, if there is one, is the last column, in float32.
 
         The column's logit is lse_tail(z_0) + lse_S(z_i) − lse_S(z_0). So a member with the bits of
@@ -199,7 +199,7 @@ def shaped(
     top_k: int | None = None,
     active: int | None = None,
     tokens: Tensor | None = None,
-) -> Rows:
+) -> ShapedLogits:
     """Return the rows with this temperature, top-k and active vocabulary.
 
     A private row without any finite logit on the active vocabulary becomes the public row. Divided
@@ -219,7 +219,7 @@ def shaped(
             take the number behind each.
 
     Returns:
-        Rows with k = min(top_k, K, V) columns, and their tail.
+        Logits of k = min(top_k, K, V) columns, and their tail.
 
     Raises:
         ValueError: the logits are not valid, or a number is out of range.
@@ -265,18 +265,19 @@ def shaped(
         private, public = (one.masked_fill(low, -math.inf) for one in (private, public))
     lse = None if rest is None else rest.double().logsumexp(-1)
     if not cut and low is None:
-        return Rows(private, public, tokens, vocab, rest, lse)
+        return ShapedLogits(private, public, tokens, vocab, rest, lse)
     spare = spare and private is private_logits
     if rest is not None and temperature == 1.0:  # these sums are needed anyway
         sums = near_log_sum_exp(private, public.argmax(-1))
         if bool((sums.abs() < LARGEST / 2).all()):  # then so are the largest logits
-            return Rows(private, public, tokens, vocab, rest, lse, spare, sums)
+            return ShapedLogits(private, public, tokens, vocab, rest, lse, spare, sums)
     largest = private.amax(-1, keepdim=True)
     if cut or rest is not None:  # public reasons alone: a shift changes the bits of other rows
         private = _divided(private, _shift(largest, temperature), temperature)
     silent = largest.isneginf()
     private = torch.where(silent, public, private) if bool(silent.any()) else private
-    return Rows(private, public, tokens, vocab, rest, lse, spare and private is private_logits)
+    spare = spare and private is private_logits
+    return ShapedLogits(private, public, tokens, vocab, rest, lse, spare)
 
 
 def _sums(logits: Tensor, likely: Tensor, name: str) -> Tensor:

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from functools import lru_cache, partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -408,18 +408,11 @@ class Accountant:
         Raises:
             ValueError: as :meth:`bind`.
         """
-        account, models = self._account, check_models(num_models)
+        account, binding = self._account, _binding(mechanism, num_models, origin)
+        if account.binding == binding:
+            return account
         _check_fits(mechanism, account)
-        binding = Binding(
-            _described(mechanism),
-            models,
-            mechanism.charge_order,
-            mechanism.largest_charge(models),
-            origin.ensemble,
-            check_active(origin.active_tokens, "active_tokens"),
-            origin.unit,
-        )
-        return account if account.binding == binding else account.added([binding])
+        return account.added([binding])
 
     def _bind(self, account: Account) -> None:
         if account is not self._account:
@@ -653,11 +646,20 @@ class Accountant:
             )
 
 
-def _described(mechanism: Any) -> str:
-    """Return the mechanism with its settings; a real number looks alike whatever its type."""
+@lru_cache(maxsize=64, typed=True)
+def _binding(mechanism: Any, num_models: int, origin: Origin) -> Binding:
+    """Return what charges are bound to; a real number looks alike whatever its type."""
     given = {one.name: (str(one.type), getattr(mechanism, one.name)) for one in fields(mechanism)}
     reals = {n: float(v) for n, (of, v) in given.items() if "float" in of and isinstance(v, Real)}
-    return repr(replace(mechanism, **reals))
+    return Binding(
+        repr(replace(mechanism, **reals)),
+        check_models(num_models),
+        mechanism.charge_order,
+        mechanism.largest_charge(num_models),
+        origin.ensemble,
+        check_active(origin.active_tokens, "active_tokens"),
+        origin.unit,
+    )
 
 
 def _check_fits(mechanism: Mechanism, settings: Account) -> None:

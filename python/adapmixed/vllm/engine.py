@@ -47,7 +47,7 @@ VERSION = "0.32.0"
 _SEQUENCES = 256
 """Largest number of sequences in the batch."""
 
-Rows = Callable[[Tensor, Tensor], Logits]
+ReadRows = Callable[[Tensor, Tensor], Logits]
 """From hidden states and public logits to the logits of all members, as `Heads.rows`."""
 
 
@@ -63,7 +63,7 @@ class PrivateExecutor(UniProcExecutor):  # type: ignore[misc]
         return self.driver_worker.worker.model_runner
 
     def begin(
-        self, scheduler: Any, rows: Rows, drawing: Drawing, prompts: Mapping[str, Prompt]
+        self, scheduler: Any, rows: ReadRows, drawing: Drawing, prompts: Mapping[str, Prompt]
     ) -> None:
         """Draw private tokens from here on.
 
@@ -111,7 +111,7 @@ class PrivateSampler(nn.Module):
             it.
     """
 
-    def __init__(self, public: Any, rows: Rows, drawing: Drawing) -> None:
+    def __init__(self, public: Any, rows: ReadRows, drawing: Drawing) -> None:
         super().__init__()
         self.logprobs_mode = public.logprobs_mode
         self._rows, self._drawing = rows, drawing

@@ -26,7 +26,7 @@ import numpy as np
 from adapmixed.data import Corpus, Document, demo_base
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.mechanisms.mechanism import NextToken
-from adapmixed.mechanisms.rows import Rows
+from adapmixed.mechanisms.rows import ShapedLogits
 from adapmixed.synthesis import Synthesis, synthesize
 from adapmixed.synthesis.run import Journal, dealt
 from adapmixed_ext.types import RandomSource
@@ -46,7 +46,7 @@ class Watched(ClippedLogPool):
 
     seen: list[NextToken] = field(default_factory=list, compare=False, repr=False)
 
-    def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
+    def _prepare(self, rows: ShapedLogits, rng: RandomSource) -> NextToken:
         self.seen.append(super()._prepare(rows, rng))
         return self.seen[-1]
 

@@ -16,7 +16,7 @@ import torch
 
 import adapmixed_ext as ops
 from adapmixed.limits import check_count, check_number, check_optional_count
-from adapmixed.mechanisms import AdaPMixED, NextToken, PMixED, Rows
+from adapmixed.mechanisms import AdaPMixED, NextToken, PMixED, ShapedLogits
 from adapmixed.mechanisms.mechanism import public_token
 from adapmixed.privacy import GaussianScreening, LeaveOneOutLoss, RenyiBound
 from adapmixed.privacy.costs import sound_bound
@@ -117,7 +117,7 @@ class PublishedPMixED(PMixED):
         beta = published_target_leakage(self.order, self.per_query, num_models, self.sample_rate)
         return beta * self.order
 
-    def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
+    def _prepare(self, rows: ShapedLogits, rng: RandomSource) -> NextToken:
         models, positions = rows.private.shape[:2]
         event = RenyiBound(
             self.order, self.per_query, models, positions, published=True, budget=self.queries
@@ -140,7 +140,7 @@ class PublishedPMixED(PMixED):
             given[sizes == size] = of_subset.clamp(min=0.0)[sizes == size]
         return GivenToken(rows, unprotected(rows)[1], (event,), given=given)
 
-    def _projection(self, rows: Rows, size: int) -> ops.Projection:
+    def _projection(self, rows: ShapedLogits, size: int) -> ops.Projection:
         """Return the projection of all members onto the ball for a subset of this size."""
         return ops.project(rows.private, rows.public, order=self.order, radius=self.radius(size))
 
@@ -170,7 +170,7 @@ class PaperRule(AdaPMixED):
                 "rule has no more"
             )
 
-    def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
+    def _prepare(self, rows: ShapedLogits, rng: RandomSource) -> NextToken:
         if self.count is not None:
             if len(rows.private) < self.count:
                 raise ValueError(
@@ -198,7 +198,7 @@ class FixedLoss(AdaPMixED):
 
     no_replacement: ClassVar[str] = ""
 
-    def _prepare(self, rows: Rows, rng: RandomSource) -> NextToken:
+    def _prepare(self, rows: ShapedLogits, rng: RandomSource) -> NextToken:
         found, (models, positions) = super()._prepare(rows, rng), rows.private.shape[:2]
         bound = sound_bound(self.order, self.radius, models)
         screening = tuple(one for one in found.events if isinstance(one, GaussianScreening))
