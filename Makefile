@@ -66,8 +66,8 @@ test-real: $(VENV)/.real
 # The engine over vLLM, in an environment of its own: vLLM on the CPU, ten minutes. SmolLM2 inside vLLM
 # is asked, too, where `make test-real` has made its folder.
 VLLM := .venv-vllm
-VLLM_TESTS ?= tests/vllm_plugin $(addprefix tests/serving/test_,engines.py nothing_private.py \
-  kills.py serve_command.py)
+VLLM_TESTS ?= tests/vllm_plugin tests/commands/test_serve.py \
+  $(addprefix tests/serving/test_,engines.py nothing_private.py kills.py)
 
 test-vllm: $(VLLM)/.installed
 	OMP_WAIT_POLICY=PASSIVE $(VLLM)/bin/python -m pytest -q -p no:cacheprovider \
@@ -115,7 +115,7 @@ lint: $(VENV)/.dev
 # frame is looked for on the CPU's alone. Torch's own threads are not instrumented, and a forked child
 # has no ThreadSanitizer. Older ThreadSanitizers do not start where addresses are randomised far.
 FIXED_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
-ON_CPU := $(addprefix tests/kernels/test_,contract.py draws.py low_rank.py workload.py)
+ON_CPU := $(addprefix tests/kernels/test_,low_rank.py operators.py sample.py workload.py)
 THREADS := tests/kernels/test_low_rank.py tests/kernels/test_workload.py
 SIMULATED := $(addprefix tests/cuda_on_cpu/test_,kernels.py launches.py mechanisms.py)
 sanitized = $(FIXED_ADDRESSES) env LD_PRELOAD="$(foreach one,$(2) libstdc++.so,$(shell \

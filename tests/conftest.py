@@ -32,7 +32,7 @@ _FIRST = (
     "lab/audit/test_audits.py",
     "test_headline.py",
     "test_benchmarks.py",
-    "lab/reproduce/test_reproduce_command.py",
+    "lab/commands/test_reproduce.py",
     "training/test_run.py",
 )
 _RANKS = {Path(__file__).parent / name: rank for rank, name in enumerate(_FIRST)}

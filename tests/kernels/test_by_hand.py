@@ -1,4 +1,4 @@
-"""Values known by hand, and properties of answers that no bound of test_contract.py states."""
+"""Values known by hand, and properties of answers that no bound of test_operators.py states."""
 
 from __future__ import annotations
 

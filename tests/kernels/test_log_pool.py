@@ -1,4 +1,4 @@
-"""log_pool, beyond what test_contract.py checks: its properties, and attacks on its guarantee.
+"""log_pool, beyond what test_operators.py checks: its properties, and attacks on its guarantee.
 
 Without member i, log p moves by a range of at most (scale/N) span_i, and span_i is at most the
 width of the box. Rounding adds no more than stated.

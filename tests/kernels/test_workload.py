@@ -126,7 +126,7 @@ def test_autocast_and_inference_mode_have_no_effect() -> None:
 
 
 def test_instruction_sets_are_known_by_name(isa: str) -> None:
-    """test_contract.py holds the answers of each to the bounds."""
+    """test_operators.py holds the answers of each to the bounds."""
     assert adapmixed_ext.build_info()["instruction_set"] == isa
     assert not _C.use_instruction_set("sse")
 

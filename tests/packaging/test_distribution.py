@@ -132,7 +132,7 @@ def test_the_sdist_carries_sources_and_no_binaries(distributions: Path) -> None:
         names = {n.split("/", 1)[1] for n in archive.getnames() if "/" in n}
     assert {"CMakeLists.txt", "csrc/common/operators.h", "README.md"} <= names
     assert {f"csrc/project/{name}" for name in ("search.h", "cpu.cpp", "cuda.cu")} <= names
-    assert {"tests/kernels/test_contract.py", "constraints.txt", "LICENSE"} <= names
+    assert {"tests/kernels/test_operators.py", "constraints.txt", "LICENSE"} <= names
     assert {"scripts/test_wheels.py", "tests/conftest.py", "CITATION.cff"} <= names
     assert sdist.name == f"adapmixed-{adapmixed.__version__}.tar.gz"
     assert not any(n.endswith((".so", ".pyc")) for n in names)

@@ -78,7 +78,7 @@ def test_its_stages_and_their_order(tmp_path: Path) -> None:
     assert run.returncode == 1, said
     tables = [checkout.table(part) for part in ("speed", "checks", "compare")]
     kernels = [f"tests-{file.stem}" for file in KERNEL_TESTS if runs_on_a_gpu(file)]
-    assert "tests-test_draws" in kernels
+    assert "tests-test_sample" in kernels
     assert list(map(list, tables)) == [
         ["import", "smoke", "benchmarks-speed", "ncu"],
         ["import", "tests-cuda-test_a", "tests-cuda-test_b", *kernels, "sanitizer-memcheck",

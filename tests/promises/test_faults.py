@@ -1,8 +1,8 @@
 """Planted faults: the named test must fail while a function of the library breaks its promise.
 
 All named tests run without a fault first. Then each fault replaces one function or method, wherever
-it was imported, and its test runs again in this process. `kernels/test_judges.py` plants faults in
-the answers of the operators.
+it was imported, and its test runs again in this process. `kernels/test_reference.py` plants faults
+in the answers of the operators.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def charged_again(original: Any) -> Any:
     return charge
 
 
-ONCE = "mechanisms/test_protocol.py::test_an_answer_is_charged_once_and_released_once"
+ONCE = "mechanisms/test_mechanism.py::test_an_answer_is_charged_once_and_released_once"
 # Rank, what goes wrong there, how, and the test that fails.
 FAULTS: list[tuple[str, str, Replacement, str]] = [
     # Costs are rounded up, settings down, and draws are exact.
@@ -103,7 +103,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
     # A charge comes before its release, once, and is on the device.
     ("adapmixed.privacy.accountant:Accountant.charge", "answers are free",
      instead(lambda self, ticket: ticket.charge(lambda events, charges: None)),
-     "generation/test_generation.py"
+     "generation/test_generator.py"
      "::test_every_step_is_charged_before_its_token_is_drawn_and_yielded"),
     ("adapmixed.mechanisms.mechanism:Ticket._active", "an answer is released without a charge",
      instead(property(lambda self: None)), ONCE),
@@ -127,14 +127,14 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
     # No member and no plan is charged beyond its budget.
     ("adapmixed.privacy.accountant:Account.admit", "a member contributes after its budget is spent",
      changed(lambda active: active | True),
-     "mechanisms/test_constant_models.py::test_members_are_admitted_position_after_position"),
+     "mechanisms/test_clipped.py::test_members_are_admitted_position_after_position"),
     ("adapmixed.privacy.accountant:Account._check_plan", "a plan of T queries answers more",
      NOTHING,
      "privacy/test_accountant.py"
      "::test_the_first_answer_charges_the_whole_plan_which_is_not_exceeded[bound]"),
     ("adapmixed.privacy.accountant:Accountant.check_left", "a generation ignores what others spent",
      NOTHING,
-     "generation/test_generation.py::test_what_exceeds_the_rest_of_a_budget_is_refused_at_the_call"),
+     "generation/test_generator.py::test_what_exceeds_the_rest_of_a_budget_is_refused_at_the_call"),
     ("adapmixed.serving.admission:Admission.reserve", "running answers have nothing reserved",
      instead(lambda self, tokens, key=None: None),
      "serving/test_admission.py::test_tokens_are_reserved_until_they_are_charged_or_given_back"),
@@ -166,21 +166,21 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
      "misuse/test_misuse.py::test_overlapping_shards_are_refused"),
     ("adapmixed_ext:log_pool", "an exhausted member of a pool still contributes",
      lambda original: lambda *rows, active=None, **named: original(*rows, **named),
-     "mechanisms/test_constant_models.py"
+     "mechanisms/test_clipped.py"
      "::test_emptied_and_exhausted_members_answer_alike_to_the_last_bit"),
     # Every text has records of its own, and a batch is drawn from once.
     ("adapmixed.synthesis.run:dealt", "a record lies in every batch",
      changed(lambda found: found._replace(slots=[found.slots[0]] * len(found.slots))),
-     "synthesis/test_synthesize.py::test_each_name_has_one_slot_at_most"),
+     "synthesis/test_run_synthesis.py::test_each_name_has_one_slot_at_most"),
     ("adapmixed.synthesis.run:Journal.begin", "a token is drawn before its batch is spent",
      instead(lambda self, batch: self.tokens.setdefault(batch, [])),
-     "synthesis/test_synthesize.py::test_a_batch_is_spent_before_its_first_token"),
+     "synthesis/test_run_synthesis.py::test_a_batch_is_spent_before_its_first_token"),
     ("adapmixed.synthesis.run:Journal._read", "a journal forgets the batches that are spent",
      instead(lambda self, path, expected: 0),
-     "synthesis/test_synthesize.py::test_a_run_goes_on_from_any_line_of_its_journal"),
+     "synthesis/test_run_synthesis.py::test_a_run_goes_on_from_any_line_of_its_journal"),
     ("adapmixed.synthesis.run:Synthesis._drawn", "a second iteration draws from the same records",
      lambda original: property(original.func),
-     "synthesis/test_synthesize.py::test_the_guarantee_is_that_of_one_text"),
+     "synthesis/test_run_synthesis.py::test_the_guarantee_is_that_of_one_text"),
 ]  # fmt: skip
 
 
