@@ -68,9 +68,6 @@ def test_a_base_below_a_folder_that_is_here_is_no_hub_name(
     assert "asking the model hub" not in printed.err and printed.out == ""
 
 
-PROMPT = torch.tensor([[1, 2, 3], [4, 5, 6]])
-
-
 MECHANISMS: dict[str, Mechanism] = {
     "adapmixed": AdaPMixED(3.0, 0.05, screen_weight=0.5, sigma=0.05, threshold=0.3, screen_top_k=4),
     "pmixed": PMixED(8.0, 1e-5, 1000, 6.0),
@@ -84,8 +81,9 @@ def serve(name: str, spread: float, ledger: Path | None) -> Accountant:
     epsilon = 4.0 if name.startswith("budgets") else None
     with Accountant(1e-5, epsilon=epsilon, path=ledger) as accountant:
         answered(
-            FakeEnsemble(spread=spread), MECHANISMS[name], PROMPT, max_new_tokens=20,
+            FakeEnsemble(spread=spread), MECHANISMS[name], torch.tensor([[1, 2, 3], [4, 5, 6]]),
             accountant=accountant, rng=SeededRandom(1) if ledger is None else SecureRandom(),
+            max_new_tokens=20,
         )  # fmt: skip
     return accountant
 

@@ -16,8 +16,6 @@ from adapmixed.training import shards as training
 from adapmixed_lab import dp_sgd
 from adapmixed_lab.reproduce import result as reproduction
 
-FORMATS = Path(__file__).parent / "formats"
-
 
 def _run(path: Path) -> None:
     settings = json.loads(path.read_text(encoding="utf-8"))["settings"]
@@ -55,7 +53,7 @@ def test_other_versions_of_a_format_are_not_read(kind: str, tmp_path: Path) -> N
     """The unchanged specimen is read, and with another version number it raises."""
     name, newest, read = READERS[kind]
     copy = tmp_path / name
-    shutil.copyfile(FORMATS / f"{kind}-{newest}.json", copy)
+    shutil.copyfile(Path(__file__).parent / "formats" / f"{kind}-{newest}.json", copy)
     read(copy)
     written = copy.read_text(encoding="utf-8")
     for version in (newest - 1, newest + 1):

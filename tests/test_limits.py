@@ -26,7 +26,6 @@ from adapmixed.privacy.planner import epsilon_of, models_for, queries_for
 
 LOGITS = torch.randn(3, 2, 8, generator=torch.Generator().manual_seed(0))
 ROWS = LOGITS, LOGITS[0].clone()
-NOISE = torch.zeros(2, 4, dtype=torch.float64)
 
 
 def wide(tokens: int) -> object:
@@ -43,7 +42,7 @@ def ball(order: float = 2.0, radius: float = 0.1) -> object:
 
 def screened(order: float) -> object:
     common: Any = {"weight": 0.5, "threshold": math.inf, "top_k": 4}
-    return ops.screen(*ROWS, NOISE, order=order, **common)
+    return ops.screen(*ROWS, torch.zeros(2, 4, dtype=torch.float64), order=order, **common)
 
 
 def pooled(lower: float = -1.0, upper: float = 1.0, scale: float = 1.0) -> object:

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-PATH = Path(__file__).resolve().parents[1] / "scripts" / "rooms.py"
-
 
 def test_a_room_above_its_budget_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = importlib.util.spec_from_file_location("rooms", PATH)
+    path = Path(__file__).resolve().parents[1] / "scripts" / "rooms.py"
+    spec = importlib.util.spec_from_file_location("rooms", path)
     assert spec is not None and spec.loader is not None
     rooms = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(rooms)

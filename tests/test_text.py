@@ -1,15 +1,17 @@
-"""The text that tokens add, also in bytes, and its end before the first stop string."""
+"""The text that tokens add and where it ends, and files of text."""
 
 from __future__ import annotations
 
 import random
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from adapmixed.text import AnswerText, Continuation
+from adapmixed.text import AnswerText, Continuation, read_text
 
 WORLD = "世"
 
@@ -141,3 +143,29 @@ def test_a_long_text_is_decoded_from_its_last_tokens() -> None:
         assert answer != text or "".join(pieces) == whole
         assert "".join(pieces).replace("\ufffd", "") == whole.replace("\ufffd", "")
         assert tokenizer.longest < 20
+
+
+def test_text_to_score(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("one\n\ntwo", encoding="utf-8-sig")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a.txt").write_text("öne", encoding="utf-8")
+    (tmp_path / "empty.txt").write_text(" \n")
+    (tmp_path / "other.md").write_text("not read")
+    assert [(d.identifier, d.text) for d in read_text(tmp_path)] == [
+        ("b.txt", "one\n\ntwo"),
+        ("sub/a.txt", "öne"),
+    ]
+    assert [d.identifier for d in read_text(tmp_path / "other.md")] == ["other.md"]
+    with pytest.raises(ValueError, match="path must name"):
+        read_text(tmp_path / "nowhere")
+    for name in ("rows.jsonl", "rows.CSV", "rows.parquet", "rows.json"):
+        (tmp_path / "rows").mkdir(exist_ok=True)
+        (tmp_path / "rows" / name).write_text("{}", encoding="utf-8")
+        with pytest.raises(ValueError, match="path must hold .* got .*rows"):
+            read_text(tmp_path / "rows" / name)
+    shutil.rmtree(tmp_path / "rows")
+    with pytest.raises(ValueError, match="must name a file of text or a folder"):
+        read_text(tmp_path / "empty.txt")
+    (tmp_path / "b.txt").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(ValueError, match="UTF-8"):
+        read_text(tmp_path)

@@ -1,15 +1,21 @@
-"""``adapmixed evaluate`` and ``demo``: methods, files, reports, checks before they begin."""
+"""``adapmixed evaluate``: methods, files, and the page of ``--report``."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from trained_demo import MODELS, copy_trained
+from report_cases import Page
+from trained_demo import DEMO_ENSEMBLE, MODELS
 
 from adapmixed.cli import main
-from adapmixed.data import held_out_text
+from adapmixed.commands.evaluate import validation_losses
+from adapmixed.data import demo_base, held_out_documents, held_out_text
+from adapmixed.ensemble import read_manifest, write_manifest
 from adapmixed.mechanisms import (
     AdaPMixED,
     ClippedLogPool,
@@ -78,41 +84,71 @@ def test_methods_side_by_side_and_a_result_to_go_on_from(
     assert "must be of the same evaluation to be resumed: randomness" in capsys.readouterr().err
 
 
+def test_losses_come_from_the_members_folders(tmp_path: Path) -> None:
+    manifest = Path(__file__).parents[1] / "formats/ensemble-5.json"
+    shutil.copyfile(manifest, tmp_path / "ensemble.json")
+    assert validation_losses(tmp_path) == []
+    records = (
+        ({"tokens": 3, "loss": 4.25, "public_loss": 4.5}, [5.0, 4.5]),
+        (None, [4.75]),  # nothing was held out
+        (None, []),  # an empty shard
+    )
+    for index, (validation, losses) in enumerate(records):
+        folder = tmp_path / f"member-{index:03d}"
+        folder.mkdir()
+        record = {"format_version": 2, "shard": {}, "tokens": 700, "losses": losses}
+        record["validation"] = validation
+        (folder / "shard.json").write_text(json.dumps(record), encoding="utf-8")
+    expected = {"member": "member-000", "loss": 4.25, "public_loss": 4.5}
+    assert validation_losses(tmp_path) == [expected]
+
+
 @pytest.mark.slow
-def test_demo_writes_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    copy_trained(tmp_path / "report")
-    assert main(["demo", "--out", str(tmp_path / "report"), "--queries", "48"]) == 0
-    printed = capsys.readouterr().out
-    steps = [line for line in printed.splitlines() if " of 5: " in line]
-    assert [step.split(" s] ")[1][0] for step in steps] == ["1", "2", "3", "4", "5"]
-    assert (tmp_path / "report" / "report.html").stat().st_size > 10_000
-    report = json.loads((tmp_path / "report" / "report.json").read_text(encoding="utf-8"))
-    names = [method["name"] for method in report["methods"]]
-    assert names == [
-        "public", "unprotected", names[2], "one adapter, all text", "pmixed", "adapmixed",
-        "clipped-log-pool, ε ≤ 1", "clipped-log-pool, ε ≤ 3",
-        "clipped-mixing, ε ≤ 1", "clipped-mixing, ε ≤ 3",
-    ]  # fmt: skip
-    assert names[2].startswith("unprotected pool, κ = ")
-    assert all(one["queries"] == 48 and one["name"] in printed for one in report["methods"])
-    assert all(one["epsilon"] is None for one in report["methods"][1:4])
-    assert report["methods"][0]["epsilon"] == 0
-    assert 0.45 < report["methods"][5]["epsilon"] < 2
-    for method in report["methods"][6:]:
-        budget = float(method["name"][-1])
-        assert method["kind"] == "fixed" and 0.8 * budget < method["epsilon"] <= budget
-    # The sample is drawn from the system's randomness, so it may end with its first token.
-    assert isinstance(report["sample"]["text"], str)
+def test_evaluate_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ensemble, text, folder = (tmp_path / name for name in ("ensemble", "text.txt", "page"))
+    ensemble.mkdir()
+    whole = read_manifest(DEMO_ENSEMBLE)
+    write_manifest(ensemble, replace(whole, members=whole.members[:2], shards=whole.shards[:2]))
+    for index, member in enumerate(whole.members[:2]):
+        shutil.copytree(DEMO_ENSEMBLE / member, ensemble / member)
+        record = {"format_version": 2, "shard": whole.shards[index], "tokens": 700}
+        record["losses"] = [5.0, 4.5 - index]
+        record["validation"] = {"tokens": 3, "loss": 4.25 + index, "public_loss": 4.5}
+        (ensemble / member / "shard.json").write_text(json.dumps(record), encoding="utf-8")
+    text.write_text("\n\n".join(one.text for one in held_out_documents()[:2]), encoding="utf-8")
+    command = ["evaluate", "--base", str(demo_base()), "--ensemble", str(ensemble), "--text"]
+    command += [str(text), "--queries", "20", "--block", "21", "--seed", "3", "--report"]
+    run = tmp_path / "run.json"
+    assert main([*command, str(folder), "--json", str(run), "--diagnostics"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == f"wrote {folder / 'report.html'}\n"
+    assert printed.out.splitlines()[-1].startswith("No share of the gain is stated")
+    assert (folder / "report.json").read_bytes() == run.read_bytes()
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    assert {one["tokens_per_second"] for one in report["methods"]} == {None}
+    assert "PRIVATE, for the operator: the utility" in printed.out
+    assert [one["loss"] for one in report["validation"]] == [4.25, 5.25]
+    assert {"validation.svg", "validation.pdf"} <= {path.name for path in folder.iterdir()}
+    assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
+    assert report["environment"]["adapmixed"] and report["environment"]["processors"]
+    html, drawn = (folder / "report.html").read_text("utf-8"), sorted(folder.glob("*.svg"))
+    assert all(path.read_text(encoding="utf-8").strip() in html for path in drawn)
+    assert [path.stem for path in sorted(folder.glob("*.pdf"))] == [path.stem for path in drawn]
+    page = Page(html)
+    ids = [a["id"] for _, a in page.elements if "id" in a]
+    assert len(ids) == len(set(ids)) and "theorem’s bound" in page.text
+    assert "No share of the gain is stated" in page.text and "text.txt: 2 models" in page.text
 
 
-def test_the_demo_checks_its_arguments_before_it_trains(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_page_that_cannot_be_written_is_no_evaluation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for queries in ("0", "-5", "10000000"):
-        assert main(["demo", "--out", str(tmp_path / "out"), "--queries", queries]) == 2
-        printed = capsys.readouterr()
-        assert "queries must be" in printed.err and "training" not in printed.out
-    assert list((tmp_path / "out").iterdir()) == []
     (tmp_path / "file").write_text("")
-    assert main(["demo", "--out", str(tmp_path / "file")]) == 2
+    command = ["evaluate", "--base", "none", "--ensemble", "none", "--text", "none", "--report"]
+    assert main([*command, str(tmp_path / "file")]) == 2
     assert "File exists" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "adapmixed_lab.figures.html", None)
+    monkeypatch.delattr("adapmixed_lab.figures.html", raising=False)
+    assert main([*command, str(tmp_path / "page")]) == 2
+    words = "the report's page needs matplotlib: pip install 'adapmixed[lab]'"
+    assert words in capsys.readouterr().err

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import socket
-import ssl
 import subprocess
 import sys
-import urllib.request
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 import torch
-from processes import until
-from serving_cases import ASK, IN_VLLM, asks, check_error, listening, served, stoppable
-from stub_engine import StubEngine
+from serving_cases import ASK, IN_VLLM, asks
 from trained_demo import DEMO_ENSEMBLE
 
 from adapmixed.cli import main
@@ -34,7 +27,7 @@ from adapmixed.serving import app
 
 MODELS = ["--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
 POOL = ["--mechanism", "clipped-log-pool lower=-0.5 upper=0.5 queries=500"]
-UNPLANNED = "clipped-log-pool lower=-0.25 upper=1 scale=2"
+WIDE = "clipped-log-pool lower=-0.25 upper=1 scale=2"
 
 
 @pytest.mark.parametrize(
@@ -56,7 +49,7 @@ UNPLANNED = "clipped-log-pool lower=-0.25 upper=1 scale=2"
         ([*MODELS, *POOL, "--ledger", "no/folder"], "--ledger must name a file in an"),
         (["--max-tokens", "0"], "--max-tokens must be an integer >= 1"),
         (["--top-p", "0.5"], "unrecognized arguments: --top-p"),
-        ([*MODELS, "--mechanism", UNPLANNED, "--epsilon", "3", "--ledger", "x", "--when-spent",
+        ([*MODELS, "--mechanism", WIDE, "--epsilon", "3", "--ledger", "x", "--when-spent",
           "public"], "--when-spent public needs queries= in --mechanism, got ClippedLogPool"),
         (["--demo", "x", "--ledger", "y"], "--ledger must not be given with --demo"),
         (["--demo", "x", "--plan", "y"], "--plan must not be given with --demo"),
@@ -102,59 +95,6 @@ def test_without_the_extra(
     )
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
-def test_tls(tmp_path: Path) -> None:
-    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    making = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2"
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    files = ["-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([*making.split(), *names, *files], check=True, capture_output=True)
-    trusting = ssl.create_default_context(cafile=certificate)
-    with served() as server, listening(server.app, tls=(certificate, key)) as port:
-        url = f"https://127.0.0.1:{port}/v1/models"
-        with urllib.request.urlopen(url, context=trusting) as answer:
-            assert json.load(answer)["data"][0]["id"] == "demo"
-
-
-@pytest.mark.parametrize("twice", [False, True])
-def test_a_graceful_stop(twice: bool) -> None:
-    """Answers that run or wait end, or are cut by the second signal; new queries get 503."""
-    with served(StubEngine(seconds=0.01, batch=1), max_tokens=1000) as server:
-        with stoppable(server.app) as (listener, thread, port), ThreadPoolExecutor() as pool:
-            body = ASK | {"stream": True, "max_tokens": 1000 if twice else 30}
-            client = pool.submit(asks, port, body | {"prompt": ["a", "b"]})
-            until(lambda: server.engine.released >= 5)
-            listener.handle_exit(signal.SIGTERM, None)
-            until(lambda: server.scheduler.stopped)
-            status, text = asks(port, ASK)
-            assert check_error(json.loads(text), status)["code"] == "stopping" and status == 503
-            if twice:
-                listener.handle_exit(signal.SIGTERM, None)
-            last = client.result()[1].split("\n\n")[-2]
-            thread.join(5.0)
-            assert not thread.is_alive()
-        if twice:
-            check_error(json.loads(last.removeprefix("data: ")), 503)
-        else:
-            assert last == "data: [DONE]" and server.engine.released == 60
-        assert server.admission.reserved == 0
-
-
-def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a header keeps no connection, neither as the first request nor as a later one."""
-    monkeypatch.setattr(app, "CLIENT_SECONDS", 0.5)
-    half, whole = b"POST /v1/compl", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with served() as server, stoppable(server.app) as (_, _, port), ExitStack() as stack:
-        opened = []
-        for before in (b"", whole):
-            connection = socket.create_connection(("127.0.0.1", port), timeout=10.0)
-            opened.append((before, stack.enter_context(connection)))
-            connection.sendall(before + half)
-        for before, connection in opened:
-            found = connection.makefile("rb").read()  # until it is closed
-            assert (b"200 OK" in found) == bool(before)
-
-
 def started(arguments: list[str], cwd: Path) -> tuple[subprocess.Popen[str], int]:
     """Start the command, and return its process and its port once it answers."""
     run = subprocess.Popen(
@@ -178,7 +118,7 @@ def test_the_line_is_about_the_whole_ledger(
     """Over two runs. It had the ε of one answer beside the number of all."""
     monkeypatch.setattr(app.Listener, "run", lambda self, sockets: None)
     ledger = tmp_path / "ledger"
-    common = [*MODELS, "--mechanism", f"{UNPLANNED} queries=none", "--ledger", str(ledger)]
+    common = [*MODELS, "--mechanism", f"{WIDE} queries=none", "--ledger", str(ledger)]
     assert main(["serve", "--port", "0", *common]) == 2 and not ledger.exists()
     assert "--allow-weak must be given" in capsys.readouterr().err
     for answered in (False, True):
@@ -243,7 +183,6 @@ MEMBERS, DELTA = 4, 1e-5
 KNOWN, UNKNOWN = Origin("ab" * 32, ()), Origin("ab" * 32, ("base",))
 GROWS = "has no limit and grows with every answer"
 DISJOINT, BASE = "Disjointness of the shards was not verified", "The public model was not compared"
-WIDE = "clipped-log-pool lower=-0.25 upper=1 scale=2"
 BOX = "clipped-mixing lower=0.8 upper=1.5"
 CONFIDENCES = ("none", "0", "0.4", "1")
 

@@ -100,10 +100,7 @@ def test_adapted_layers() -> None:
         ("shared_a=1", "--training: shared_a must be yes or no, got '1'"),
         ("block_size=8", "--training does not take block_size: use --block-size"),
         ("target_modules=lm_head", "--training does not take target_modules: use --adapt"),
-        (
-            "seeds=1",
-            "--training does not take seeds: keys are rank, alpha, .*, early_stopping, ",
-        ),
+        ("seeds=1", "--training does not take seeds: keys are rank, alpha, .*, early_stopping, "),
     ],
 )
 def test_refusals_of_settings(text: str, words: str) -> None:

@@ -1,4 +1,4 @@
-"""Corpora: their documents, the names of documents, and their errors; the built-in one."""
+"""Corpora: their documents, the names of documents, and their errors."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 import torch
 from decoding_cases import answered
-from trained_demo import DEMO_ENSEMBLE
 from training_cases import write_base
 
 from adapmixed.cli import main
-from adapmixed.data import Corpus, Document, demo_base, held_out_documents, held_out_text
-from adapmixed.data.builtin import is_held_out, topic_documents
+from adapmixed.data import Corpus, Document
 from adapmixed.ensemble import Ensemble, read_manifest
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant, read_ledger
@@ -341,32 +339,6 @@ def test_conversations_are_rendered(
         corpus.documents()
 
 
-def test_text_to_score(tmp_path: Path) -> None:
-    (tmp_path / "b.txt").write_text("one\n\ntwo", encoding="utf-8-sig")
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "a.txt").write_text("öne", encoding="utf-8")
-    (tmp_path / "empty.txt").write_text(" \n")
-    (tmp_path / "other.md").write_text("not read")
-    assert [(d.identifier, d.text) for d in read_text(tmp_path)] == [
-        ("b.txt", "one\n\ntwo"),
-        ("sub/a.txt", "öne"),
-    ]
-    assert [d.identifier for d in read_text(tmp_path / "other.md")] == ["other.md"]
-    with pytest.raises(ValueError, match="path must name"):
-        read_text(tmp_path / "nowhere")
-    for name in ("rows.jsonl", "rows.CSV", "rows.parquet", "rows.json"):
-        (tmp_path / "rows").mkdir(exist_ok=True)
-        (tmp_path / "rows" / name).write_text("{}", encoding="utf-8")
-        with pytest.raises(ValueError, match="path must hold .* got .*rows"):
-            read_text(tmp_path / "rows" / name)
-    shutil.rmtree(tmp_path / "rows")
-    with pytest.raises(ValueError, match="must name a file of text or a folder"):
-        read_text(tmp_path / "empty.txt")
-    (tmp_path / "b.txt").write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(ValueError, match="UTF-8"):
-        read_text(tmp_path)
-
-
 # Documents named by position: the edits that move other documents, and the caveats.
 
 SHARDS, LENGTH = 16, 200
@@ -484,40 +456,3 @@ def test_a_guarantee_says_that_positions_assigned_the_shards(
     assert Ensemble.from_pretrained(base, known).unverified == ("shards", "positions")
     with pytest.raises(ValueError, match="document_names must be one of .* got 'often'"):
         read_manifest(named(ensemble, tmp_path / "wrong", "often"))
-
-
-# The built-in corpus, and the demonstration's assets.
-
-
-def test_held_out_topics_are_in_no_shard() -> None:
-    topics = topic_documents()
-    held_out = {topic for topic in topics if is_held_out(topic)}
-    assert 5 <= len(held_out) <= len(topics) // 2
-    corpus, evaluation = Corpus("builtin"), held_out_documents()
-    private = list(corpus.documents())
-    assert (corpus.name, corpus.unit, corpus.positional) == ("builtin", "topic", False)
-    assert {d.identifier for d in evaluation} == held_out
-    assert {d.identifier for d in private} == set(topics) - held_out
-    assert len(private) + len(evaluation) == sum(len(p) for p in topics.values())
-    assert sum(len(d.text) for d in evaluation) > 20_000
-    texts = [" ".join(d.text.split()) for d in private + evaluation]
-    assert len(set(texts)) == len(texts)  # no paragraph occurs twice
-
-
-@pytest.mark.usefixtures("demo_ensemble")
-def test_the_demonstration_is_whole_and_names_no_place_and_no_held_out_text() -> None:
-    base, ensemble = (
-        [path for path in folder.rglob("*") if path.is_file()]
-        for folder in (demo_base(), DEMO_ENSEMBLE)
-    )
-    assert sum(path.stat().st_size for path in base) < 3_000_000
-    manifest, held_out = read_manifest(DEMO_ENSEMBLE), held_out_text()
-    assert len(manifest.members) == len(manifest.shards) == 64
-    assert manifest.adapted == {"lm_head": 8}
-    config = json.loads((DEMO_ENSEMBLE / "member-000" / "adapter_config.json").read_text())
-    assert "/" not in config["base_model_name_or_path"]
-    for path in base + ensemble:
-        if path.suffix == ".json":
-            text = path.read_text(encoding="utf-8")
-            assert "/root" not in text and "/home" not in text and "/work" not in text
-            assert not any(paragraph in text for paragraph in held_out)

@@ -44,7 +44,6 @@ CASES: dict[str, tuple[Mechanism, dict[str, Any]]] = {
 }
 END = {"stop": lambda prompt: torch.arange(len(prompt)) == 0}  # of the first sequence
 HEAD, BLOCK = ("lm_head",), ("transformer.h.0.attn.c_attn",)
-TOKENS = 2
 
 
 def ensemble(
@@ -110,7 +109,7 @@ def decode(ensemble: Ensemble, mechanism: Mechanism, prompt: torch.Tensor, **set
     given: Any = {"rng": SeededRandom(0), "memory_bytes": memory}
     generator = PrivateGenerator(ensemble, mechanism, Accountant(1e-5), **given)
     settings["stop"] = stop and partial(stop, prompt)
-    for _ in generator.stream_tokens(prompt, max_new_tokens=TOKENS, **settings):
+    for _ in generator.stream_tokens(prompt, max_new_tokens=2, **settings):
         pass
 
 

@@ -154,10 +154,6 @@ def ensemble(base: Any, kind: str, folder: Path, first: int | None = 0) -> Ensem
     return Ensemble.from_pretrained(base, given, adapted={n: 3 for n in layers})
 
 
-def chosen(rows: Tensor, tokens: Tensor) -> Tensor:
-    return rows.gather(-1, tokens.expand(*rows.shape[:-1], -1))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_columns_are_those_of_all_tokens(any_base: Any, kind: str, tmp_path: Path) -> None:
     found, base = ensemble(any_base, kind, tmp_path), any_base
@@ -182,7 +178,8 @@ def test_columns_are_those_of_all_tokens(any_base: Any, kind: str, tmp_path: Pat
         torch.testing.assert_close(public, expected, rtol=allowed, atol=allowed)
         flat = public.reshape(-1, VOCAB)
         assert torch.equal(tokens.view(-1, ACTIVE), likeliest(flat, ACTIVE))
-        torch.testing.assert_close(private, chosen(every, tokens), rtol=allowed, atol=allowed)
+        chosen = every.gather(-1, tokens.expand(*every.shape[:-1], -1))
+        torch.testing.assert_close(private, chosen, rtol=allowed, atol=allowed)
         for row in (2, 3):
             assert torch.equal(private[row], public.gather(-1, tokens))
         assert not torch.equal(private[0], private[1])

@@ -14,28 +14,10 @@ import torch
 from ensemble_cases import Make, rewrite
 from families import tiny
 from safetensors.torch import load_file
-from tiny_models import (
-    ADAPTED,
-    TARGETS,
-    VOCAB,
-    adapted_layers,
-    around,
-    peft_logits,
-    tokenizer,
-    write_adapter,
-)
+from tiny_models import ADAPTED, TARGETS, VOCAB, adapted_layers, peft_logits, write_adapter
 
-from adapmixed import Accountant, PrivateGenerator
-from adapmixed.commands.doctor import sharing
 from adapmixed.ensemble import Ensemble, Manifest, members, read_manifest, write_manifest
-from adapmixed.ensemble.lora import Adapter
 from adapmixed.ensemble.members import fingerprint, member_digests, read_adapters
-from adapmixed.mechanisms import ClippedLogPool
-from adapmixed.training import token_stream
-from adapmixed.training.settings import base_facts
-
-KNOWN = VOCAB - 7
-BEYOND = f"got {VOCAB} with vocab_size = {VOCAB}"
 
 
 def edit(folder: Path, **settings: Any) -> Path:
@@ -308,69 +290,3 @@ def test_manifest_round_trip(tmp_path: Path) -> None:
     (single / "adapter_config.json").write_text("{}")
     with pytest.raises(ValueError, match="a single adapter: give a list of such folders"):
         read_manifest(single)
-
-
-# Padded vocabularies
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    "ids", [list(range(KNOWN)), [i for i in range(VOCAB) if i % 5 != 2]], ids=["tail", "holes"]
-)
-def test_ids_without_a_token_are_masked_in_every_row(dtype: torch.dtype, ids: list[int]) -> None:
-    base = tiny("gpt2").to(dtype)
-    names = ["transformer.h.0.attn.c_attn"]
-    members = [Adapter({n: (torch.randn(16, 2), torch.randn(2, 48)) for n in names}), Adapter({})]
-    plain = Ensemble(tiny("gpt2").to(dtype), members)
-    padded = Ensemble(base, members, tokenizer=tokenizer(ids))
-    prompt = torch.tensor([[3, 5, 8], [1, 0, 4]])
-    missing = sorted(set(range(VOCAB)) - set(ids))
-    mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
-    outputs = [
-        (one.logits(prompt), one.decoder(prompt, attention_mask=mask).logits[:2])
-        for one in (plain, padded)
-    ]
-    for before, after in zip(*outputs, strict=True):
-        for expected, found in zip(before, after, strict=True):
-            assert torch.equal(found[..., ids], expected[..., ids])
-            assert bool(expected.isfinite().all())
-            assert bool((found[..., missing] == float("-inf")).all())
-    assert torch.equal(outputs[1][0][0][1], outputs[1][0][1])
-
-
-def test_tokens_that_the_model_lacks_are_never_released_and_refused_in_prompts() -> None:
-    """Google's Gemma 3 tokenizers have <image_soft_token>, one id beyond the text models."""
-    wide = tokenizer(list(range(VOCAB + 1)))
-    ensemble = Ensemble(tiny("gpt2"), [Adapter({})], tokenizer=wide)
-    assert bool(ensemble.logits(torch.tensor([[3]]))[0].isfinite().all())
-    accountant = Accountant(delta=1e-5, epsilon=1.0)
-    generator = PrivateGenerator(ensemble, ClippedLogPool(-0.25, 0.5), accountant)
-    reason = rf"tokens in \[0, {VOCAB}\), the base's vocab_size, got {VOCAB} \(w{VOCAB}\)"
-    with pytest.raises(ValueError, match=reason):
-        generator.generate(f"w3 w{VOCAB} w4", max_new_tokens=2)
-    assert accountant.queries == 0
-    assert token_stream(tokenizer([0, 1, VOCAB], eos_token="w0"), ["w1 w61 w1"], VOCAB) == [1, 1, 0]
-
-
-@pytest.mark.parametrize(
-    ("wide", "reason"),
-    [
-        (
-            around(tokenizer(list(range(VOCAB + 1)), eos_token="w0"), VOCAB),
-            f"begins a text, {BEYOND}",
-        ),
-        (tokenizer(list(range(VOCAB + 1)), eos_token=f"w{VOCAB}"), f"end-of-text token.*{BEYOND}"),
-        (None, r"\(eos_token\), got no tokenizer"),
-    ],
-)
-def test_a_base_must_have_the_tokens_around_a_text(wide: Any, reason: str, tmp_path: Path) -> None:
-    base = tiny("gpt2")
-    base.save_pretrained(tmp_path)
-    if wide is not None:
-        wide.save_pretrained(tmp_path)
-    for refuse in (sharing, base_facts):
-        with pytest.raises(ValueError, match=reason):
-            refuse(str(tmp_path))
-    if reason.startswith("begins"):
-        with pytest.raises(ValueError, match=reason):
-            Ensemble(base, [Adapter({})], tokenizer=wide)

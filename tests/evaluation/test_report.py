@@ -24,12 +24,7 @@ from report_cases import (
 )
 
 from adapmixed.evaluation import Evaluation
-from adapmixed.evaluation.report import (
-    NEIGHBOUR_LABELS,
-    environment,
-    gain_kept,
-    paired_difference,
-)
+from adapmixed.evaluation.report import NEIGHBOUR_LABELS, environment, gain_kept, paired_difference
 from adapmixed_lab.figures.html import draw, render
 
 

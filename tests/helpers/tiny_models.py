@@ -13,10 +13,7 @@ import torch
 
 VOCAB = 61
 POSITIONS = 32
-TARGETS = {
-    "gpt2": ["c_attn", "c_proj"],
-    "llama": ["q_proj", "v_proj", "down_proj"],
-}
+TARGETS = {"gpt2": ["c_attn", "c_proj"], "llama": ["q_proj", "v_proj", "down_proj"]}
 
 ADAPTED = {
     f"transformer.h.{i}.{name}": 3

@@ -133,12 +133,7 @@ class Mixtures:
 
     @classmethod
     def of_weights(
-        cls,
-        private: Tensor,
-        public: Tensor,
-        weight: Tensor,
-        slots: int = 0,
-        exact: bool = False,
+        cls, private: Tensor, public: Tensor, weight: Tensor, slots: int = 0, exact: bool = False
     ) -> Mixtures:
         """Return mixtures at weights (..., N, B)."""
         p, q = softmax(private, exact), softmax(public, exact)

@@ -16,7 +16,6 @@ import adapmixed_ext as ops
 
 N, B, V, K = 3, 2, 5, 2
 NAN, INF = math.nan, math.inf
-Call = Callable[..., Any]
 
 
 def private(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:

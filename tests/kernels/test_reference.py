@@ -1,4 +1,4 @@
-"""What judges the operators: the oracle, the checks, and the plain reference.
+"""What judges the operators: the plain reference, the oracle and the checks.
 
 Extended precision agrees with 70 digits, and wrong answers are noticed. The reference is closer to
 the oracles than any bound of the operators.

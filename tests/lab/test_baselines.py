@@ -29,13 +29,7 @@ from adapmixed.privacy.costs import answer_range
 from adapmixed.rng import SeededRandom
 from adapmixed_ext.inputs import likeliest
 from adapmixed_lab import baselines
-from adapmixed_lab.baselines import (
-    WORDS,
-    InvisibleInk,
-    NoisyAggregation,
-    methods,
-    unprotected,
-)
+from adapmixed_lab.baselines import WORDS, InvisibleInk, NoisyAggregation, methods, unprotected
 from adapmixed_lab.cli import main
 from adapmixed_lab.dp_sgd import FORMAT_VERSION, GUARANTEE_FILE, AdapterGuarantee
 

@@ -13,16 +13,7 @@ from typing import Any
 import pytest
 import torch
 from exact import settled, stated
-from mechanism_cases import (
-    MECHANISMS,
-    MODELS,
-    VOCAB,
-    CountingRandom,
-    every,
-    logits,
-    propose,
-    same,
-)
+from mechanism_cases import MECHANISMS, MODELS, VOCAB, CountingRandom, every, logits, propose, same
 from torch import Tensor
 
 from adapmixed.commands.options import kinds

@@ -17,14 +17,9 @@ from paper_cases import DELTA, MODELS, POSITIONS, SEED, SETTINGS, VOCAB, answer,
 from torch import Tensor
 
 import adapmixed_ext as ops
-from adapmixed.mechanisms import AdaPMixED, PMixED, PublicOnly, Ticket
+from adapmixed.mechanisms import AdaPMixED, PMixED, PublicOnly
 from adapmixed.mechanisms.paper import PRESETS
-from adapmixed.privacy import (
-    Accountant,
-    GaussianScreening,
-    LeaveOneOutLoss,
-    PublicAnswer,
-)
+from adapmixed.privacy import Accountant, GaussianScreening, LeaveOneOutLoss, PublicAnswer
 from adapmixed.privacy.conversions import c_alpha
 from adapmixed.rng import SecureRandom, SeededRandom
 from adapmixed_ext import reference
@@ -68,10 +63,6 @@ def by_hand(
     weights = reference.project(*rows, order=order, radius=s["target_leakage"] * order) * passed
     losses = reference.leave_one_out(*rows, weights, orders=order)[..., 0]
     return Steps(divergence, passed, reference.mixture(*rows, weights), losses)
-
-
-def events_of(proposal: Ticket, kind: type) -> list[Any]:
-    return [event for event in stated(proposal) if isinstance(event, kind)]
 
 
 def test_algorithm_1_line_by_line() -> None:
@@ -188,7 +179,8 @@ def test_presets_are_the_papers_table() -> None:
         assert (m.screen, m.adjacency) == ("noisy", "zero_out")
         assert m.radius == beta * order
         private, public = ensemble()
-        (loss,) = events_of(propose(m, private, public), LeaveOneOutLoss)
+        events = stated(propose(m, private, public))
+        (loss,) = (event for event in events if isinstance(event, LeaveOneOutLoss))
         assert loss.orders == (order,)
 
 

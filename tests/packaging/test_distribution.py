@@ -45,13 +45,7 @@ print("ok")
 def _run(*command: str, cwd: Path, env: dict[str, str] | None = None) -> str:
     # Variables of the test run must not reach the build.
     clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "ADAPMIXED_CUDA")}
-    done = subprocess.run(
-        command,
-        cwd=cwd,
-        env=clean | (env or {}),
-        capture_output=True,
-        text=True,
-    )
+    done = subprocess.run(command, cwd=cwd, env=clean | (env or {}), capture_output=True, text=True)
     output = done.stdout + done.stderr
     if done.returncode:
         raise AssertionError(f"{' '.join(command)} failed:\n{output}")

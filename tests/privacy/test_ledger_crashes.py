@@ -47,9 +47,6 @@ class Marked(sqlite3.Connection):
         return found
 
 
-STEPS = ("replace", "fsync", "unlink", "getppid")
-
-
 def offered(number: int, epsilon: float | None, models: int = 3) -> Any:
     """Return a ticket, under a budget with a charge of each member."""
     if epsilon is None:
@@ -73,7 +70,7 @@ def test_a_process_that_ends_at_any_step(tmp_path: Path, epsilon: float | None) 
                     ledger.charge(offered(query, epsilon))
                     file.write(b"x")
 
-        status = killed_before(work, number, STEPS)
+        status = killed_before(work, number, ("replace", "fsync", "unlink", "getppid"))
         given = len(released.read_bytes()) if released.exists() else 0
         if status == 0:
             assert given == 2

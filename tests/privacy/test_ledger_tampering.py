@@ -263,12 +263,7 @@ looks = pytest.mark.parametrize("look", [verified, going_on])
 )
 @pytest.mark.slow
 def test_a_flipped_bit_is_refused_or_has_no_meaning(
-    closed: Path,
-    tmp_path: Path,
-    files: str,
-    suffix: str,
-    step: int,
-    look: Callable[[Path], object],
+    closed: Path, tmp_path: Path, files: str, suffix: str, step: int, look: Callable[[Path], object]
 ) -> None:
     """One bit of every so many bytes is flipped."""
     original = closed if files == "closed" else killed(tmp_path)

@@ -7,11 +7,10 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, patch
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from serving_cases import (
     ASK,
     COMPLETIONS,
     a_client,
-    asks,
     check_error,
     clients_of,
     listening,
@@ -29,24 +27,14 @@ from serving_cases import (
     usage,
     used,
 )
-from stub_engine import ByteTokenizer, StubEngine
+from stub_engine import StubEngine
 
-from adapmixed.cli import main
 from adapmixed.errors import LedgerCorruptError
-from adapmixed.files import sole_writer
 from adapmixed.mechanisms import ClippedLogPool
 from adapmixed.privacy import Accountant, BoundedRangeAnswer, read_ledger
 from adapmixed.rng import SecureRandom
-from adapmixed.serving import admission, answers
-from adapmixed.serving.admission import (
-    Admission,
-    Clients,
-    Key,
-    add_key,
-    read_keys,
-    remove_key,
-)
-from adapmixed.serving.engine import Prompt
+from adapmixed.serving import admission
+from adapmixed.serving.admission import Admission, Clients, Key, add_key, read_keys, remove_key
 from adapmixed.serving.errors import RequestError
 
 A, B = "0" * 64, "1" * 64
@@ -54,42 +42,6 @@ A, B = "0" * 64, "1" * 64
 
 def bearer(secret: str) -> dict[str, str]:
     return {"authorization": f"Bearer {secret}"}
-
-
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also through a link: the server may have the file under another name than the operator."""
-    file, link = tmp_path / "keys.json", tmp_path / "link.json"
-    link.symlink_to(file)
-    assert main(["keys", "add", str(link), "alice", "--tokens", "9", "--max-tokens", "3"]) == 0
-    assert main(["keys", "add", str(file), "bob", "--requests-per-minute", "5"]) == 0
-    alice, bob = capsys.readouterr().out.split()
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert alice not in file.read_text() and len(alice) > 40
-    written = json.loads(file.read_text())
-    assert set(written["keys"][0]) == {"name", "sha256", "max_tokens", "tokens"}
-    keys = read_keys(file)
-    assert [key.name for key in keys] == ["alice", "bob"]
-    assert (keys[0].tokens, keys[0].max_tokens, keys[1].requests_per_minute) == (9, 3, 5)
-    assert main(["keys", "list", str(file)]) == 0
-    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
-        ["name", "max_tokens", "tokens", "requests_per_minute"],
-        ["alice", "3", "9", "-"],
-        ["bob", "-", "-", "5"],
-    ]
-    for name, *limits in (["alice"], ["a b"], [""], ["x", "--tokens=0"], ["x", "--max-tokens=-1"]):
-        assert main(["keys", "add", str(file), name, *limits]) == 2
-        assert len(capsys.readouterr().err.splitlines()) == 1
-    with sole_writer(file):
-        for path in (file, link):
-            assert main(["keys", "add", str(path), "carol"]) == 2
-            assert main(["keys", "remove", str(path), "bob"]) == 2
-    assert read_keys(file) == keys
-    assert main(["keys", "remove", str(link), "alice"]) == 0
-    assert read_keys(file) == keys[1:] and stat.S_IMODE(file.stat().st_mode) == 0o600
-    capsys.readouterr()
-    assert main(["keys", "remove", str(file), "alice"]) == 2
-    assert "NAME must be that of a key in" in capsys.readouterr().err
-    assert {path.name for path in tmp_path.iterdir()} == {"keys.json", "link.json"}
 
 
 def test_used_tokens_stay_with_the_ledger(tmp_path: Path) -> None:
@@ -318,82 +270,6 @@ def test_tokens_are_reserved_until_they_are_charged_or_given_back() -> None:
         assert admission.left == admission.unspent == 1000 - engine.accountant.queries > 200
 
 
-class Slow(StubEngine):
-    """A charge is written while the models compute, and sequences leave a cache by a copy."""
-
-    def step(self) -> list[tuple[Prompt, int]]:
-        released = super().step()
-        time.sleep(0.02)
-        return released
-
-    def leave(self, ended: Collection[Prompt]) -> None:
-        time.sleep(0.02)
-        super().leave(ended)
-
-
-@pytest.mark.parametrize(
-    ("answers", "at_once", "count"), [({}, 2, 2), ({"text": "ab", "ends": True}, 1, 5)]
-)
-def test_answers_that_the_plan_pays_for(answers: Any, at_once: int, count: int) -> None:
-    """Two at once, and others after each other: what an answer leaves is free once it has ended."""
-    engine = Slow(queries=40, **answers)
-    with served(engine) as server, listening(server.app) as port:
-
-        def status(number: int) -> int:
-            until(lambda: engine.released >= number)  # tokens are charged and not yet freed
-            return asks(port, ASK | {"max_tokens": 20})[0]
-
-        with ThreadPoolExecutor(at_once) as pool:
-            assert list(pool.map(status, range(count))) == [200] * count
-
-
-class Strict(ByteTokenizer):
-    """A tokenizer in Python that has no text for an id of the padded vocabulary."""
-
-    def decode(self, ids: Any, **options: object) -> str:
-        if 70 in ids:
-            raise IndexError("piece id is out of range")
-        return super().decode(ids, **options)
-
-
-def test_a_prompt_that_cannot_be_decoded_reserves_nothing(tmp_path: Path) -> None:
-    clients, alice, headers = a_client(tmp_path, tokens=100)
-    with served(StubEngine(queries=100), tokenizer=Strict(), clients=clients) as server:
-        asked = ASK | {"prompt": [97, 70], "max_tokens": 40}
-        answer = server.client(headers=headers).post(COMPLETIONS, json=asked)
-        assert answer.status_code == 500
-        assert server.settled(1.0), server.admission.reserved
-        assert used(clients, alice) == 0
-
-
-def test_a_fault_after_the_last_token_frees_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The answer has ended and is still in the batch when the engine's thread ends."""
-    clients, alice, headers = a_client(tmp_path, tokens=100)
-    with served(StubEngine("ab", queries=100, ends=True), clients=clients) as server:
-        third = Mock(side_effect=[None, None, RuntimeError])
-        monkeypatch.setattr(server.metrics.released, "inc", third)
-        answer = server.client(headers=headers).post(COMPLETIONS, json=ASK)
-        assert answer.status_code == 503 and answer.headers["x-should-retry"] == "false"
-        assert server.settled() and server.scheduler.failed
-        assert used(clients, alice) == 3 and server.admission.left == 97
-
-
-def test_a_key_loses_nothing_if_the_server_stops_before_its_answer(tmp_path: Path) -> None:
-    clients, alice, headers = a_client(tmp_path, tokens=100)
-    with served(StubEngine(queries=100), clients=clients) as server:
-        admit = clients.admit
-
-        def stopped(*counted: Any) -> None:
-            server.scheduler.stop()
-            admit(*counted)
-
-        clients.admit = stopped  # type: ignore[method-assign]
-        assert server.client(headers=headers).post(COMPLETIONS, json=ASK).status_code == 503
-        until(lambda: used(clients, alice) == server.admission.reserved == 0)
-
-
 def test_free_answers_are_not_spent_while_others_run() -> None:
     """Of 23 answers beside one that goes on, none finds its plan spent: all are public."""
     mechanism = ClippedLogPool(-0.5, 0.5, queries=100, public_confidence=0.5)
@@ -415,27 +291,6 @@ def test_free_answers_are_not_spent_while_others_run() -> None:
             token()
     admission.reserve(0)
     assert accountant.planned == 0 and admission.left == 100 - 17
-
-
-def test_two_requests_cannot_take_the_last_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A place is checked before the key is counted, which takes a while; it must still be there."""
-    clients, alice, headers = a_client(tmp_path, tokens=10_000)
-    admit = clients.admit
-    monkeypatch.setattr(clients, "admit", lambda *one: (time.sleep(0.05), admit(*one))[1])
-    engine = StubEngine(batch=1)
-    engine.go.clear()
-    monkeypatch.setattr(answers, "MOST_WAITING", 1)
-    with served(engine, clients=clients) as server, ThreadPoolExecutor(6) as pool:
-        with listening(server.app) as port:
-            asked = [pool.submit(asks, port, ASK, **headers)]
-            until(lambda: server.scheduler.running)
-            asked += [pool.submit(asks, port, ASK, **headers) for _ in range(5)]
-            until(lambda: sum(one.done() for one in asked) == 4)
-            engine.go.set()
-            found = sorted(one.result()[0] for one in asked)
-    assert found == [200, 200, 503, 503, 503, 503]
 
 
 @pytest.mark.parametrize("then_public", [False, True])

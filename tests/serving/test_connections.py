@@ -1,14 +1,20 @@
-"""Connections to a real server: clients that leave, do not read, say nothing, or send anything."""
+"""Connections to a real server: clients that leave or say nothing, TLS, and a graceful stop."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
+import shutil
+import signal
 import socket
+import ssl
+import subprocess
 import time
+import urllib.request
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +31,7 @@ from serving_cases import (
     listening,
     opened,
     served,
+    stoppable,
     used,
 )
 from stub_engine import StubEngine
@@ -258,3 +265,56 @@ def test_a_thousand_requests() -> None:
         assert server.admission.left == 10**6 - engine.released
     assert statuses[200] > 200 and statuses[400] > 200
     assert statuses[404] and statuses[405] and statuses[413] and files[:1] == files[1:]
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_tls(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    making = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2"
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*making.split(), *names, *files], check=True, capture_output=True)
+    trusting = ssl.create_default_context(cafile=certificate)
+    with served() as server, listening(server.app, tls=(certificate, key)) as port:
+        url = f"https://127.0.0.1:{port}/v1/models"
+        with urllib.request.urlopen(url, context=trusting) as answer:
+            assert json.load(answer)["data"][0]["id"] == "demo"
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_graceful_stop(twice: bool) -> None:
+    """Answers that run or wait end, or are cut by the second signal; new queries get 503."""
+    with served(StubEngine(seconds=0.01, batch=1), max_tokens=1000) as server:
+        with stoppable(server.app) as (listener, thread, port), ThreadPoolExecutor() as pool:
+            body = ASK | {"stream": True, "max_tokens": 1000 if twice else 30}
+            client = pool.submit(asks, port, body | {"prompt": ["a", "b"]})
+            until(lambda: server.engine.released >= 5)
+            listener.handle_exit(signal.SIGTERM, None)
+            until(lambda: server.scheduler.stopped)
+            status, text = asks(port, ASK)
+            assert check_error(json.loads(text), status)["code"] == "stopping" and status == 503
+            if twice:
+                listener.handle_exit(signal.SIGTERM, None)
+            last = client.result()[1].split("\n\n")[-2]
+            thread.join(5.0)
+            assert not thread.is_alive()
+        if twice:
+            check_error(json.loads(last.removeprefix("data: ")), 503)
+        else:
+            assert last == "data: [DONE]" and server.engine.released == 60
+        assert server.admission.reserved == 0
+
+
+def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a header keeps no connection, neither as the first request nor as a later one."""
+    monkeypatch.setattr(app, "CLIENT_SECONDS", 0.5)
+    half, whole = b"POST /v1/compl", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with served() as server, stoppable(server.app) as (_, _, port), ExitStack() as stack:
+        opened = []
+        for before in (b"", whole):
+            connection = socket.create_connection(("127.0.0.1", port), timeout=10.0)
+            opened.append((before, stack.enter_context(connection)))
+            connection.sendall(before + half)
+        for before, connection in opened:
+            found = connection.makefile("rb").read()  # until it is closed
+            assert (b"200 OK" in found) == bool(before)

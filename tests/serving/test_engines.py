@@ -12,15 +12,7 @@ from typing import Any
 
 import pytest
 from head_ensembles import write_base, write_ensemble
-from serving_cases import (
-    CHATS,
-    COMPLETIONS,
-    ENGINES,
-    MODEL,
-    Served,
-    answering,
-    check_error,
-)
+from serving_cases import CHATS, COMPLETIONS, ENGINES, MODEL, Served, answering, check_error
 from transformers import AutoModelForCausalLM
 
 from adapmixed.ensemble import Ensemble

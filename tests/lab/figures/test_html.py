@@ -1,26 +1,15 @@
-"""The report's page and figures, and `adapmixed evaluate --report`."""
+"""The report's page and figures."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import shutil
-import sys
 import warnings
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from markupsafe import escape
 from report_cases import HOSTILE, SAMPLE, Page, build, by_name, evaluation, every_kind
-from trained_demo import DEMO_ENSEMBLE
 
-from adapmixed.cli import main
-from adapmixed.commands.evaluate import validation_losses
-from adapmixed.data import demo_base
-from adapmixed.data.builtin import held_out_documents
-from adapmixed.ensemble import read_manifest, write_manifest
 from adapmixed.evaluation import Evaluation
 from adapmixed.evaluation.report import Report
 from adapmixed_lab.figures.html import draw, render, write_page
@@ -162,9 +151,6 @@ def test_figures_appear_only_with_data_and_without_warnings() -> None:
 # The utility theorem, and the members' losses.
 
 
-FORMATS = Path(__file__).parents[2] / "formats"
-
-
 def with_utility() -> list[Evaluation]:
     names = ("bound", "mean_bound", "loss", "ensemble_loss", "gap")
     some = dict(zip(names, (2.5, 0.75, 4.1, 4.0, 0.1), strict=True))
@@ -194,73 +180,3 @@ def test_report_holds_what_was_found() -> None:
     assert row.split() == ["some", "0.1", "0.75", "2.5"]
     assert re.search(r"^edge +- +inf +inf$", text, re.MULTILINE)
     assert "PRIVATE" in text and "PRIVATE" not in build().text()
-
-
-def test_losses_come_from_the_members_folders(tmp_path: Path) -> None:
-    shutil.copyfile(FORMATS / "ensemble-5.json", tmp_path / "ensemble.json")
-    assert validation_losses(tmp_path) == []
-    records = (
-        ({"tokens": 3, "loss": 4.25, "public_loss": 4.5}, [5.0, 4.5]),
-        (None, [4.75]),  # nothing was held out
-        (None, []),  # an empty shard
-    )
-    for index, (validation, losses) in enumerate(records):
-        folder = tmp_path / f"member-{index:03d}"
-        folder.mkdir()
-        record = {"format_version": 2, "shard": {}, "tokens": 700, "losses": losses}
-        record["validation"] = validation
-        (folder / "shard.json").write_text(json.dumps(record), encoding="utf-8")
-    expected = {"member": "member-000", "loss": 4.25, "public_loss": 4.5}
-    assert validation_losses(tmp_path) == [expected]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("demo_ensemble")
-def test_evaluate_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ensemble, text, folder = (tmp_path / name for name in ("ensemble", "text.txt", "page"))
-    ensemble.mkdir()
-    whole = read_manifest(DEMO_ENSEMBLE)
-    write_manifest(ensemble, replace(whole, members=whole.members[:2], shards=whole.shards[:2]))
-    for index, member in enumerate(whole.members[:2]):
-        shutil.copytree(DEMO_ENSEMBLE / member, ensemble / member)
-        record = {"format_version": 2, "shard": whole.shards[index], "tokens": 700}
-        record["losses"] = [5.0, 4.5 - index]
-        record["validation"] = {"tokens": 3, "loss": 4.25 + index, "public_loss": 4.5}
-        (ensemble / member / "shard.json").write_text(json.dumps(record), encoding="utf-8")
-    text.write_text("\n\n".join(one.text for one in held_out_documents()[:2]), encoding="utf-8")
-    command = ["evaluate", "--base", str(demo_base()), "--ensemble", str(ensemble), "--text"]
-    command += [str(text), "--queries", "20", "--block", "21", "--seed", "3", "--report"]
-    run = tmp_path / "run.json"
-    assert main([*command, str(folder), "--json", str(run), "--diagnostics"]) == 0
-    printed = capsys.readouterr()
-    assert printed.err == f"wrote {folder / 'report.html'}\n"
-    assert printed.out.splitlines()[-1].startswith("No share of the gain is stated")
-    assert (folder / "report.json").read_bytes() == run.read_bytes()
-    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    assert {one["tokens_per_second"] for one in report["methods"]} == {None}
-    assert "PRIVATE, for the operator: the utility" in printed.out
-    assert [one["loss"] for one in report["validation"]] == [4.25, 5.25]
-    assert {"validation.svg", "validation.pdf"} <= {path.name for path in folder.iterdir()}
-    assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
-    assert report["environment"]["adapmixed"] and report["environment"]["processors"]
-    html, drawn = (folder / "report.html").read_text("utf-8"), sorted(folder.glob("*.svg"))
-    assert all(path.read_text(encoding="utf-8").strip() in html for path in drawn)
-    assert [path.stem for path in sorted(folder.glob("*.pdf"))] == [path.stem for path in drawn]
-    page = Page(html)
-    ids = [a["id"] for _, a in page.elements if "id" in a]
-    assert len(ids) == len(set(ids)) and "theorem’s bound" in page.text
-    assert "No share of the gain is stated" in page.text and "text.txt: 2 models" in page.text
-
-
-def test_a_page_that_cannot_be_written_is_no_evaluation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    command = ["evaluate", "--base", "none", "--ensemble", "none", "--text", "none", "--report"]
-    assert main([*command, str(tmp_path / "file")]) == 2
-    assert "File exists" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "adapmixed_lab.figures.html", None)
-    monkeypatch.delattr("adapmixed_lab.figures.html", raising=False)
-    assert main([*command, str(tmp_path / "page")]) == 2
-    words = "the report's page needs matplotlib: pip install 'adapmixed[lab]'"
-    assert words in capsys.readouterr().err
