@@ -6,9 +6,9 @@ A Python that does not run is left out. Each other one gets an empty environment
 tests' packages, and the dependencies at their newest versions, as a user gets them. Torch alone has
 the version of constraints.txt, because a newer one may come with gigabytes of CUDA. From a folder
 outside the repository, every module must come from the wheel and the kernel tests must pass.
-`adapmixed demo` must work without a compiler and without a network. Two files of tests are left
-out, since they compile headers of csrc. `--installed` does the same in the environment of the
-Python that runs it.
+`adapmixed demo` must work without a compiler and without a network. One file of tests is left out,
+since it compiles headers of csrc. `--installed` does the same in the environment of the Python that
+runs it.
 """
 
 from __future__ import annotations
