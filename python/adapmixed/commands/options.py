@@ -112,7 +112,7 @@ def add_options(
 def as_typed(message: str, options: Collection[str]) -> str:
     """Return an error message with the option's name, if there is one, for the argument's."""
     name, _, rest = message.partition(" ")
-    option = f"--{name.replace('_', '-')}"
+    option = f"--{name.removesuffix('_bytes').removesuffix('_strings').replace('_', '-')}"
     return f"{option} {rest}" if option in options else message
 
 
