@@ -231,7 +231,7 @@ def write_page(
     """Write synthesis.html, which holds records.
 
     Args:
-        found: whose texts are all drawn.
+        run: whose texts are all drawn.
         corpus: of the records.
         texts: by batch.
         base: a folder or a hub name.
