@@ -308,7 +308,8 @@ def read_members(
     for path, adapter in read.items():
         _check_layers(path, adapter.layers, manifest.adapted, exact=exact)
     _check_records(manifest, paths, read)
-    check_names(None if verified else source, {str(p): lora.base_name for p, lora in read.items()})
+    names = {str(path): adapter.base_name for path, adapter in read.items()}
+    check_names(None if verified else source, names)
     if manifest.revision is not None and on_hub and manifest.base_model == source:
         # A full hub name with its commit identifies the files. Names in the members verify nothing,
         # so that the guarantee does not depend on who is missing.
