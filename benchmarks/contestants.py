@@ -167,7 +167,7 @@ def torch_programs(
     programs: dict[str, Program] = {
         LOOP: lambda z, z0: published(z, z0, order, radius),
         SMART: lambda z, z0: smart(z, z0, order, radius),
-        SMART_CONSTANT: lambda z, z0, *known: smart_compiled(z, z0, order, radius, *known),
+        SMART_CONSTANT: lambda z, z0, *backward: smart_compiled(z, z0, order, radius, *backward),
     }
     try:
         programs[SMART_CONSTANT](*inputs)

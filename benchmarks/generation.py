@@ -69,7 +69,7 @@ def layers_of(kind: str, base: Any) -> dict[str, tuple[int, int]]:
         "last:1": lambda name: block in name,
         "deep (c_attn)": lambda name: name.endswith("c_attn"),
     }[kind]
-    weights = {name: one.weight for name, one in base.named_modules() if hasattr(one, "nf")}
+    weights = {name: layer.weight for name, layer in base.named_modules() if hasattr(layer, "nf")}
     weights["lm_head"] = base.lm_head.weight.T
     return {name: tuple(weight.shape) for name, weight in weights.items() if chosen(name)}
 
@@ -79,8 +79,8 @@ def make_adapters(base: Any, kind: str, models: int) -> list[Adapter]:
     generator = torch.Generator().manual_seed(2)
 
     def normal(rows: int, columns: int, deviation: float) -> Tensor:
-        found = torch.randn(rows, columns, generator=generator) * deviation
-        return found.bfloat16().float().to(base.device)
+        factor = torch.randn(rows, columns, generator=generator) * deviation
+        return factor.bfloat16().float().to(base.device)
 
     layers = layers_of(kind, base)
     return [
@@ -180,12 +180,12 @@ def tokens(
     for kind, models, active, mechanism in MEMBERS:
         if (kind, models) in ensembles:
             name = called(kind, models, active)
-            one = Private(ensembles[kind, models], active, ids, mechanism)
+            private = Private(ensembles[kind, models], active, ids, mechanism)
             if mechanism is not POOL:
                 name += ", AdaPMixED"
-                rows = one.rows(0)
-                calls[f"{name} alone"] = lambda _, one=one, rows=rows: one.answer(rows)
-            calls[name], caches[name] = one, one.cache_bytes()
+                rows = private.rows(0)
+                calls[f"{name} alone"] = lambda _, private=private, rows=rows: private.answer(rows)
+            calls[name], caches[name] = private, private.cache_bytes()
     timings = interleave(
         device,
         {name: Contestant(call, 1) for name, call in calls.items()},
@@ -230,11 +230,11 @@ def main() -> None:
     base = make_base(layers, width, heads, vocab, device.device)
     ensembles = {
         (kind, models): Ensemble(copy.deepcopy(base), make_adapters(base, kind, models))
-        for kind, models in dict.fromkeys(one[:2] for one in MEMBERS)
+        for kind, models in dict.fromkeys(members[:2] for members in MEMBERS)
         if not quick or models < 1000
     }
-    many = ((64, prompt // 8),) if device.gpu else ()
-    for queries, length in ((1, prompt), (8, prompt // 4), *many):
+    sizes = ((64, prompt // 8),) if device.gpu else ()
+    for queries, length in ((1, prompt), (8, prompt // 4), *sizes):
         tokens(report, base, ensembles, device, queries, length, runs)
     others = report.others(neighbours)
     if arguments.out:

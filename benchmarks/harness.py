@@ -166,11 +166,11 @@ class Neighbours:
 
     def share(self) -> float | None:
         """Return the share of all cores' time since the start; None if the system does not tell."""
-        (wall, busy, own), now = self._begin, self._now()
-        if not now[1] or now[0] <= wall:
+        (wall, busy, process), end = self._begin, self._now()
+        if not end[1] or end[0] <= wall:
             return None
         cores = os.cpu_count() or 1
-        return max(0.0, (now[1] - busy) - (now[2] - own)) / (now[0] - wall) / cores
+        return max(0.0, (end[1] - busy) - (end[2] - process)) / (end[0] - wall) / cores
 
     @staticmethod
     def _now() -> tuple[float, float, float]:
@@ -184,7 +184,7 @@ class Neighbours:
 def machine() -> dict[str, Any]:
     """Return the machine, versions and commit of a measurement."""
     model = re.search(r"model name\s*:\s*(.*)", _read("/proc/cpuinfo"))
-    given, here = os.environ.get("ADAPMIXED_COMMIT"), _git("rev-parse", "HEAD")
+    commit, here = os.environ.get("ADAPMIXED_COMMIT"), _git("rev-parse", "HEAD")
     return {
         "cpu": model[1] if model else platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
@@ -196,9 +196,9 @@ def machine() -> dict[str, Any]:
         "adapmixed": adapmixed.__version__,
         # A copy of the sources has its commit from the environment. Nothing is known about changes
         # there, nor without git.
-        "commit": given or here or "unknown",
+        "commit": commit or here or "unknown",
         "dirty": bool(_git("status", "--porcelain", "--untracked-files=no", ":!benchmarks/results"))
-        if here and not given
+        if here and not commit
         else None,
     }
 

@@ -78,10 +78,10 @@ _SIGNED = re.compile(r"^ -- .+? +<[^>]*>  .*$", re.MULTILINE)
 
 def documents(folder: Path = FOLDER) -> list[str]:
     """Return the signed entries of all change logs, each once, in the order of a hash."""
-    found = set()
+    entries = set()
     for path in folder.glob("*/changelog.Debian.gz"):
-        found |= set(_entries(path))
-    return sorted(found, key=lambda text: hashlib.blake2b(text.encode()).digest())
+        entries |= set(_entries(path))
+    return sorted(entries, key=lambda text: hashlib.blake2b(text.encode()).digest())
 
 
 def _entries(path: Path) -> Iterator[str]:
@@ -139,15 +139,15 @@ class Bench:
             ValueError: if there are too few.
         """
         self.base, self.keep, self.seeds, self.models = base, keep, seeds, models
-        found = documents()
+        texts = documents()
         tokenizer = AutoTokenizer.from_pretrained(base)
-        self.tokens = token_stream(tokenizer, found[count:])[: seeds * PART]
+        self.tokens = token_stream(tokenizer, texts[count:])[: seeds * PART]
         if len(self.tokens) < seeds * PART:
             raise ValueError(
                 f"{FOLDER}/*/changelog.Debian.gz must hold more than {count} signed entries, got "
-                f"{len(found)}: Debian and Ubuntu have these files with most packages"
+                f"{len(texts)}: Debian and Ubuntu have these files with most packages"
             )
-        self.texts = found[:count]
+        self.texts = texts[:count]
 
     def scores(
         self, models: int, seed: int, mechanisms: Mapping[str, Mechanism], workers: int
@@ -157,47 +157,47 @@ class Bench:
         division = 0 if models == 1 else seed
         folder = self.keep / f"{models}-{division}"
         ensemble = trained(self.base, self.texts, folder, models, CONFIG, division, workers)
-        found = []
+        scores = []
         for kind, active in (("references", None), ("mechanisms", ACTIVE)):
             names = [name for name in mechanisms if (name in REFERENCES) == (active is None)]
             if names:
-                found += evaluate(
+                scores += evaluate(
                     ensemble, part, {name: mechanisms[name] for name in names}, delta=DELTA,
                     rng=SeededRandom(seed), active=active,
                     block=CONFIG.block_size, result=self.keep / f"{kind}-{models}-{seed}.json",
                 )  # fmt: skip
-        return found
+        return scores
 
 
 def plans(models: int) -> dict[str, Plan]:
     """Return the planner's chosen settings for every question, by a name."""
-    found = {}
+    picks = {}
     for queries, adjacency, epsilon in itertools.product(QUERIES, ADJACENCIES, EPSILONS):
-        for one in plan(
+        for pick in plan(
             epsilon, DELTA, models, queries, adjacency,
             shapes=(CHOSEN_SHAPE,), scales=(CHOSEN_SCALE,),
         ):  # fmt: skip
-            found[f"{one.mechanism} {queries} {adjacency} {epsilon:g}"] = one
-    return found
+            picks[f"{pick.mechanism} {queries} {adjacency} {epsilon:g}"] = pick
+    return picks
 
 
 def measure(bench: Bench, workers: int) -> list[Row]:
     """Train and score all ensembles; return a row for each mechanism and number of shards."""
     least = min(bench.models)
-    known = {(models, name): one for models in bench.models for name, one in plans(models).items()}
+    picks = {(models, name): p for models in bench.models for name, p in plans(models).items()}
     losses: dict[Key, list[float]] = {}
     spent: list[float | None] = []
     for seed, models in itertools.product(range(bench.seeds), (1, *bench.models)):
         mechanisms = dict(REFERENCES)
-        for (of, name), one in known.items():
-            if of == models and (one.mechanism in TITLES or models == least):
-                mechanisms[name] = planned(one)
+        for (shards, name), pick in picks.items():
+            if shards == models and (pick.mechanism in TITLES or models == least):
+                mechanisms[name] = planned(pick)
         if models == least:
             mechanisms["adapmixed"] = AdaPMixED.preset("wikitext-103")
-        for found in bench.scores(models, seed, mechanisms, workers):
-            losses.setdefault((models, found.name), []).append(math.log(found.perplexity))
-            if found.name == "adapmixed":
-                spent.append(found.guarantee.epsilon)
+        for score in bench.scores(models, seed, mechanisms, workers):
+            losses.setdefault((models, score.name), []).append(math.log(score.perplexity))
+            if score.name == "adapmixed":
+                spent.append(score.guarantee.epsilon)
     public = losses[1, "public"]
     best = min(
         (key for key in losses if key[1] in REFERENCES),
@@ -208,17 +208,17 @@ def measure(bench: Bench, workers: int) -> list[Row]:
     for (models, name), values in losses.items():
         lowered = [before - after for before, after in zip(public, values, strict=True)]
         changes = [
-            math.expm1(-one) for one in (statistics.fmean(lowered), max(lowered), min(lowered))
+            math.expm1(-drop) for drop in (statistics.fmean(lowered), max(lowered), min(lowered))
         ]
         row: Row = {
             "models": models, "name": name, "best": (models, name) == best,
             "perplexity": math.exp(statistics.fmean(values)), "change": changes,
             "share": statistics.fmean(lowered) / gain,
         }  # fmt: skip
-        if (models, name) in known:
-            one = known[models, name]
-            row |= {"queries": one.queries, "adjacency": one.adjacency, "settings": one.settings}
-            row |= {"mechanism": one.mechanism, "epsilon": float(name.split()[-1])}
+        if (models, name) in picks:
+            pick = picks[models, name]
+            row |= {"queries": pick.queries, "adjacency": pick.adjacency, "settings": pick.settings}
+            row |= {"mechanism": pick.mechanism, "epsilon": float(name.split()[-1])}
         elif name == "adapmixed":
             row["epsilon"] = spent
         if name != "public" or models == 1:
@@ -230,9 +230,9 @@ def say(rows: Sequence[Row], report: Report) -> None:
     """Report the rows."""
     report.say(f"{'N':>6}  {'':42}{'perplexity':>10} {'change, and of the seeds':>27} {'share':>6}")
     for row in rows:
-        words = " ".join(f"{one:.4g}" for one in row.get("settings", {}).values())
+        words = " ".join(f"{value:.4g}" for value in row.get("settings", {}).values())
         if row["name"] == "adapmixed":
-            words = "ε " + " ".join(f"{one:.4g}" for one in row["epsilon"])
+            words = "ε " + " ".join(f"{epsilon:.4g}" for epsilon in row["epsilon"])
         elif row["best"]:
             words = "the best without protection"
         report.say(
@@ -277,7 +277,7 @@ def draw(rows: Sequence[Row], base: str, file: Path) -> None:
                     markersize=5, label=f"{title}, {models:,} shards", **STYLES[mechanism],
                 )  # fmt: skip
                 ends = zip(*(row["change"][1:] for row in here), strict=True)
-                low, high = ([public["perplexity"] * (1 + one) for one in end] for end in ends)
+                low, high = ([public["perplexity"] * (1 + rise) for rise in end] for end in ends)
                 axes.fill_between(epsilons, low, high, color=colour, alpha=0.12, linewidth=0)
             axes.set_xscale("log")
             axes.set_xticks(EPSILONS)

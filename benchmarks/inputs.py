@@ -81,7 +81,7 @@ def check_ours(query: Query, order: float, radius: float) -> None:
     """
     part = query[0][:: max(1, len(query[0]) // 8)], query[1]
     projection, loss = two_calls(part, order, radius, order)
-    private, public = (one.double().cpu().log_softmax(-1) for one in part)
+    private, public = (logits.double().cpu().log_softmax(-1) for logits in part)
     slack = 1e-12 / (order - 1)  # of the reference's sums
     stated = 2e-4 + 1e-5 / (order - 1)
     for factor, bad in ((1.0, "infeasible"), (1 + stated, "below the optimum")):
@@ -95,7 +95,7 @@ def check_ours(query: Query, order: float, radius: float) -> None:
         if bool(wrong.any()):
             raise SystemExit(f"project: a weight is {bad} at order {order:g}; nothing is timed")
     weight = projection.weight.cpu()
-    truth = reference.leave_one_out(*(one.cpu() for one in part), weight, orders=[order])
+    truth = reference.leave_one_out(*(logits.cpu() for logits in part), weight, orders=[order])
     more = loss.cpu() - truth
     if not bool(((more >= -1e-12) & (more <= 1e-4 * truth + 1e-9)).all()):
         raise SystemExit(f"leave_one_out: a loss is off at order {order:g}; nothing is timed")

@@ -128,12 +128,12 @@ class Bench:
         self, calls: Mapping[str, Call], turns: int, drawn: Iterable[str] = ()
     ) -> dict[str, Contestant]:
         """Return calls as Python makes them and, on a GPU, replayed; not those that draw."""
-        found = {}
+        contestants = {}
         for name, call in calls.items():
-            found[name] = Contestant(call, turns)
+            contestants[name] = Contestant(call, turns)
             if self.device.graphs and name not in drawn:
-                found[name + GRAPH] = Contestant(call, turns, replay=True)
-        return found
+                contestants[name + GRAPH] = Contestant(call, turns, replay=True)
+        return contestants
 
     def run(
         self, table: str, contestants: Mapping[str, Contestant], queries: list[Query], *,
@@ -161,7 +161,7 @@ class Bench:
             counts = dict.fromkeys(whole, 2)
         timings = interleave(self.device, whole, counts, self.leave_out)
         models, positions, vocab = queries[0][0].shape
-        one, least = (
+        peer, least = (
             timings[f"{name}{GRAPH}" if f"{name}{GRAPH}" in timings else name].per(positions)
             for name in (base, floor)
         )
@@ -170,7 +170,7 @@ class Bench:
             each = 1e12 * timing.median / (models * positions * vocab)
             more = {"note": f"{each:.2f} ps per element"} | dict((extra or {}).get(name, {}))
             self.report.row(
-                table, label + name.removeprefix("ours: " * bool(label)), timing, base=one,
+                table, label + name.removeprefix("ours: " * bool(label)), timing, base=peer,
                 floor=least, bytes_read=size(queries[0]) // positions, queries=positions,
                 models=models, vocab=vocab, batch=positions, **fields, **more,
             )  # fmt: skip
@@ -227,8 +227,8 @@ def _compare(
         contestants[name] = Contestant(turn, len(queries))
         if bench.device.graphs and name == SMART_CONSTANT:
             # It looks at its weights to save a solve. A graph cannot: it is told.
-            known = any(Smart().backward(*query, order, radius) for query in queries)
-            turn = rotate(queries, lambda query, p, known: p(*query, known), program, known)
+            backward = any(Smart().backward(*query, order, radius) for query in queries)
+            turn = rotate(queries, lambda query, p, back: p(*query, back), program, backward)
             contestants[name + GRAPH] = Contestant(turn, len(queries), replay=True)
     contestants |= bench.contestants(our_calls(queries, order, radius), len(queries))
     bench.report.say(
@@ -310,8 +310,8 @@ def members(bench: Bench) -> None:
         factors = torch.empty(vocab, *shape, dtype=torch.bfloat16, device=device).normal_()
         codes = torch.empty(positions, *shape, device=device).normal_()
         start = torch.empty(positions, active, device=device).normal_()
-        given = start, codes, factors, torch.empty(models, positions, active, device=device)
-        turn = [partial(add_low_rank, *given, one) for one in tokens]
+        inputs = start, codes, factors, torch.empty(models, positions, active, device=device)
+        turn = [partial(add_low_rank, *inputs, ids) for ids in tokens]
         calls = {"add_low_rank": lambda at, turn=turn: turn[at % len(turn)]()}
         # As many bytes as these rows have.
         rows = factors.new_ones(codes[0].numel(), positions, active), start.bfloat16()
@@ -329,15 +329,15 @@ def operators(bench: Bench) -> None:
         return ops.gaussian((1, SCREEN["top_k"]), sigma=0.01, rng=rng, device=device)
 
     noise = gaussian()
-    known = []
+    inputs = []
     for query in queries:
         projection = ops.project(*query, order=ORDER, radius=RADIUS)
         pool = ops.log_pool(*query, **POOL)
-        known.append((query, projection, ops.mixture(*query, projection), pool))
+        inputs.append((query, projection, ops.mixture(*query, projection), pool))
     target = queries[0][1].argmax(-1)
 
     def each(call: Callable[..., object]) -> Call:
-        return lambda turn: call(*known[turn % len(known)])
+        return lambda turn: call(*inputs[turn % len(inputs)])
 
     def score(query: Query, *_: object) -> Tensor:
         projection = ops.project(*query, order=ORDER, radius=RADIUS)
@@ -349,7 +349,7 @@ def operators(bench: Bench) -> None:
 
     def loss(orders: object, adjacency: str) -> Call:
         return each(
-            lambda q, found, *_: ops.leave_one_out(*q, found, orders=orders, adjacency=adjacency)
+            lambda q, ball, *_: ops.leave_one_out(*q, ball, orders=orders, adjacency=adjacency)
         )
 
     def clip(box: tuple[float, float], orders: float | None) -> Call:
@@ -366,15 +366,15 @@ def operators(bench: Bench) -> None:
         "leave_one_out": loss(ORDER, "add_remove"),
         "leave_one_out, K = 8": loss(EIGHT_ORDERS, "add_remove"),
         "leave_one_out, zero-out": loss(ORDER, "zero_out"),
-        "mixture": each(lambda q, found, *_: ops.mixture(*q, found)),
-        "log_prob": each(lambda q, found, *_: ops.log_prob(*q, found, target)),
+        "mixture": each(lambda q, ball, *_: ops.mixture(*q, ball)),
+        "log_prob": each(lambda q, ball, *_: ops.log_prob(*q, ball, target)),
         "log_pool": each(lambda q, *_: ops.log_pool(*q, **POOL)),
-        "mixture of a LogPool": each(lambda q, _found, _p, pool: ops.mixture(*q, pool)),
+        "mixture of a LogPool": each(lambda q, _ball, _p, pool: ops.mixture(*q, pool)),
         "screen": each(lambda q, *_: ops.screen(*q, noise, **SCREEN)),
         "renyi_divergence (N rows)": each(lambda q, *_: ops.renyi_divergence(*q, ORDER)),
         "evaluation: project + log_prob": each(score),
         "sampling: project + mixture + sample": each(draw),
-        "sample": each(lambda q, _found, p, _pool: ops.sample(p, q[1], rng=rng)),
+        "sample": each(lambda q, _ball, p, _pool: ops.sample(p, q[1], rng=rng)),
         "gaussian (k = 60)": lambda turn: gaussian(),
     }
     contestants = bench.contestants(calls, len(queries), list(calls)[-3:])
@@ -387,7 +387,7 @@ def operators(bench: Bench) -> None:
 
 
 # The comparison comes last, since compiling its contestants may take all the time there is.
-TABLES = {one.__name__: one for one in (dtypes, pools, batches, members, operators, sizes, speed)}
+TABLES = {f.__name__: f for f in (dtypes, pools, batches, members, operators, sizes, speed)}
 
 
 def measure(bench: Bench, only: list[str]) -> list[str]:

@@ -102,10 +102,10 @@ async def _stream(url: str, model: str, until: float, counts: _Counts) -> None:
                 raise ValueError(f"the server answered {line.decode()}")
             if line.startswith(b"data: "):
                 now = time.perf_counter()
-                found = json.loads(line[6:])
-                if found.get("usage") is not None:
-                    counts.answered.append(found["usage"]["completion_tokens"])
-                elif found["choices"][0]["text"]:
+                event = json.loads(line[6:])
+                if event.get("usage") is not None:
+                    counts.answered.append(event["usage"]["completion_tokens"])
+                elif event["choices"][0]["text"]:
                     (counts.firsts if first else counts.gaps).append(now - last)
                     counts.events.append(now)
                     last, first = now, False
@@ -121,7 +121,7 @@ async def asked(url: str, model: str, streams: int, seconds: float) -> Seen:
     start = time.perf_counter()
     until = start + seconds
     await asyncio.gather(*[_stream(url, model, until, counts) for _ in range(streams)])
-    within = [one for one in counts.events if one < until]  # then fewer streams go on
+    within = [event for event in counts.events if event < until]  # then fewer streams go on
     tokens = sum(counts.answered) / len(counts.events)  # for each event
     rate = tokens * len(within) / (max(within) - start)
     cuts = statistics.quantiles(counts.gaps, n=100)

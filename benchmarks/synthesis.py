@@ -92,25 +92,25 @@ def beside_public(epsilon: float, rng: SeededRandom) -> Draw:
 
 def rules(models: int) -> dict[str, Callable[[SeededRandom], Draw]]:
     """Return all rules by name, for every ε; each makes the draws of one text."""
-    found: dict[str, Callable[[SeededRandom], Draw]] = {}
+    makers: dict[str, Callable[[SeededRandom], Draw]] = {}
     for epsilon in EPSILONS:
-        one = recommended(epsilon, DELTA, models, TOKENS, mechanism="clipped-log-pool")
+        plan = recommended(epsilon, DELTA, models, TOKENS, mechanism="clipped-log-pool")
         rho = largest_within(lambda total: zcdp_to_dp(total, DELTA), epsilon, 100.0) / TOKENS
-        pool = ClippedLogPool(**one.settings, queries=TOKENS)
+        pool = ClippedLogPool(**plan.settings, queries=TOKENS)
         ink = InvisibleInk(min(32.0, models * math.sqrt(2 * rho)), queries=TOKENS)
-        found |= {
+        makers |= {
             f"ours, {epsilon:g}": partial(planned, pool),
             f"symmetric clip, {epsilon:g}": partial(planned, ink),
             f"AdaPMixED, {epsilon:g}": partial(beside_public, epsilon),
         }
-    return found
+    return makers
 
 
 def texts_of(ensemble: PromptEnsemble, draws: Sequence[Draw]) -> list[list[int]]:
     """Return the tokens of a text for each of these draws, from the same prompts."""
     ids, ends = torch.tensor([list(ensemble.opening)] * len(draws)), ensemble.end_tokens
     decoder = ensemble.decoder(ids, memory_bytes=MEMORY, new_tokens=TOKENS, active=ACTIVE)
-    found: list[list[int]] = [[] for _ in draws]
+    texts: list[list[int]] = [[] for _ in draws]
     going = list(range(len(draws)))
     while going:
         private, public, tokens = decoder.logits
@@ -122,16 +122,16 @@ def texts_of(ensemble: PromptEnsemble, draws: Sequence[Draw]) -> list[list[int]]
                 tokens=None if tokens is None else tokens[part],
             )  # fmt: skip
             last.append(int(draws[at](rows)))
-            found[at].append(last[-1])
+            texts[at].append(last[-1])
         ended = torch.tensor(
-            [one in ends or len(found[at]) == TOKENS for one, at in zip(last, going, strict=True)]
+            [t in ends or len(texts[at]) == TOKENS for t, at in zip(last, going, strict=True)]
         )
         going = [at for at, over in zip(going, ended.tolist(), strict=True) if not over]
         if going and bool(ended.any()):
             decoder.drop(ended)
         if going:
             decoder.append(torch.tensor(last)[~ended])
-    return found
+    return texts
 
 
 class Bench:
@@ -160,12 +160,12 @@ class Bench:
     def draw(self) -> None:
         """Draw the texts of all batches that are not kept yet."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        ensemble, alone, makers = self.ensemble(self.models), self.ensemble(1), rules(self.models)
+        ensemble, public, makers = self.ensemble(self.models), self.ensemble(1), rules(self.models)
         for batch in range(len(self.kept()), self.count):
             seeds = range(SEEDS * batch, SEEDS * (batch + 1))
             draws = [make(SeededRandom(seed)) for make in makers.values() for seed in seeds]
             texts = texts_of(ensemble.filled(self.records[batch]), draws)
-            texts += texts_of(alone, [planned(PublicOnly(), SeededRandom(seed)) for seed in seeds])
+            texts += texts_of(public, [planned(PublicOnly(), SeededRandom(seed)) for seed in seeds])
             names = [PUBLIC, *makers]
             texts = texts[-SEEDS:] + texts[:-SEEDS]
             row = {name: texts[at * SEEDS :][:SEEDS] for at, name in enumerate(names)}
@@ -188,31 +188,31 @@ def compare(bench: Bench, report: Report) -> None:
     start = ensemble.beginning or sorted(ends)[:1]
 
     def features(texts: Iterable[Sequence[int]]) -> Features:
-        return reader.features([[*start, *until(one, ends)[:TOKENS]] for one in texts])
+        return reader.features([[*start, *until(text, ends)[:TOKENS]] for text in texts])
 
     real = features(plain_ids(ensemble.tokenizer, text) for text in bench.reference)
-    found = {
+    states = {
         name: features(text for row in kept for text in row[name]).reshape(len(kept), SEEDS, -1)
         for name in kept[0]
     }
     rng = np.random.default_rng(0)
-    again: dict[str, list[float]] = {name: [] for name in found}
+    again: dict[str, list[float]] = {name: [] for name in states}
     for _ in range(RESAMPLES):
         batches = rng.integers(len(kept), size=len(kept))
         others = real[rng.integers(len(real), size=len(real))]
-        for name, one in found.items():
-            again[name].append(mauve(one[batches].reshape(-1, one.shape[-1]), others))
+        for name, x in states.items():
+            again[name].append(mauve(x[batches].reshape(-1, x.shape[-1]), others))
     size = f"{len(kept)} batches, {SEEDS} texts of each, {len(real)} entries for reference"
     report.say(f"B = {bench.models}: {size}\n")
-    value = {name: mauve(one.reshape(-1, one.shape[-1]), real) for name, one in found.items()}
+    value = {name: mauve(x.reshape(-1, x.shape[-1]), real) for name, x in states.items()}
     report.say(f"{'MAUVE':>31}  {'95 %':18}less ours  {'95 %':17}less public  95 %")
-    for name in found:
+    for name in states:
         low, high = centred(value[name], again[name])
         row: dict[str, object] = {"batch": bench.models, "name": name, "mauve": value[name]}
         row["interval"] = low, high = max(0.0, low), min(1.0, high)
         words = f"  {name:22}{value[name]:7.3f}  [{low:.3f}, {high:.3f}]"
         for other in (f"ours, {name.split(', ')[-1]}", PUBLIC):
-            if other not in found or other == name:
+            if other not in states or other == name:
                 words += " " * 30
                 continue
             less = value[name] - value[other]
@@ -267,10 +267,10 @@ def speed(bench: Bench, report: Report) -> None:
         dict.fromkeys(calls, RUNS), lambda name, error: None,
     )  # fmt: skip
     report.say(f"B = {bench.models}: a token of one text, behind {length} positions, bf16")
-    for name, one in timings.items():
-        ratio = one.median / timings[f"plain pass of {bench.models + 1} rows"].median
-        report.say(f"  {name:26}{1e3 * one.median:9.1f} ms  {ratio:6.2f} of the plain pass")
-        row = {"batch": bench.models, "name": name, "ratio": ratio, **asdict(one)}
+    for name, timing in timings.items():
+        ratio = timing.median / timings[f"plain pass of {bench.models + 1} rows"].median
+        report.say(f"  {name:26}{1e3 * timing.median:9.1f} ms  {ratio:6.2f} of the plain pass")
+        row = {"batch": bench.models, "name": name, "ratio": ratio, **asdict(timing)}
         report.tables.setdefault("token", []).append(row)
     report.say()
 

@@ -44,8 +44,8 @@ MECHANISMS: dict[str, Mechanism] = {
 
 def paragraphs() -> list[str]:
     """Return the paragraphs of Python's language reference in the order of a hash."""
-    found = {part for topic in topics.values() for part in topic.split("\n\n") if part.strip()}
-    return sorted(found, key=lambda text: hashlib.blake2b(text.encode()).digest())
+    texts = {part for topic in topics.values() for part in topic.split("\n\n") if part.strip()}
+    return sorted(texts, key=lambda text: hashlib.blake2b(text.encode()).digest())
 
 
 def scores(
@@ -59,11 +59,11 @@ def scores(
     """Train members with a setting; return the perplexity of each mechanism."""
     config = FinetuneConfig(**(HEAD | setting), target_modules=("lm_head",))
     with tempfile.TemporaryDirectory() as folder:
-        found = evaluate(
+        evaluations = evaluate(
             trained(base, texts, Path(folder, "members"), models, config, 0, workers), scored,
             MECHANISMS, delta=DELTA, rng=SeededRandom(0), active=None, block=config.block_size,
         )  # fmt: skip
-    return {one.name: one.perplexity for one in found}
+    return {evaluation.name: evaluation.perplexity for evaluation in evaluations}
 
 
 def main() -> None:
@@ -81,17 +81,17 @@ def main() -> None:
     models = 4 if options.quick else options.models
     report.say(f"{headline(about)}\n\n{name}, N = {models}")
     tokenizer = AutoTokenizer.from_pretrained(options.base)
-    for text, found in (("change logs", documents()), ("Python's reference", paragraphs())):
-        count = 32 if options.quick else min(DOCUMENTS, 9 * len(found) // 10)
-        size = len(token_stream(tokenizer, found[:count]))
-        scored = token_stream(tokenizer, found[count:])[:PART]
+    for text, texts in (("change logs", documents()), ("Python's reference", paragraphs())):
+        count = 32 if options.quick else min(DOCUMENTS, 9 * len(texts) // 10)
+        size = len(token_stream(tokenizer, texts[:count]))
+        scored = token_stream(tokenizer, texts[count:])[:PART]
         report.say(f"\n{text}: {size // models} tokens a member, {len(scored)} scored")
         report.say(f"  {'':20}{'public':>8}{'mean':>8}{'pool':>8}")
         for setting in list(SETTINGS)[:2] if options.quick else SETTINGS:
             row = scores(
-                options.base, found[:count], scored, models, SETTINGS[setting], options.workers
+                options.base, texts[:count], scored, models, SETTINGS[setting], options.workers
             )
-            report.say(f"  {setting:20}" + "".join(f"{row[one]:8.1f}" for one in MECHANISMS))
+            report.say(f"  {setting:20}" + "".join(f"{row[key]:8.1f}" for key in MECHANISMS))
             report.tables.setdefault("rows", []).append({"text": text, "setting": setting, **row})
     if options.out:
         report.write(options.out, machine=about, quick=options.quick, base=name)

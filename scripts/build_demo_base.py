@@ -45,7 +45,7 @@ def docstrings() -> list[str]:
         RuntimeError: if the running Python has no readable sources of its standard library.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
-    found: dict[str, None] = {}
+    texts: dict[str, None] = {}
     for path in sorted(root.rglob("*.py")):
         if EXCLUDED & set(path.relative_to(root).parts):
             continue
@@ -60,10 +60,10 @@ def docstrings() -> list[str]:
                 continue
             text = ast.get_docstring(node)
             if text is not None and len(text) > MIN_DOCSTRING:
-                found.setdefault(text)
-    if not found:
+                texts.setdefault(text)
+    if not texts:
         raise RuntimeError(f"no docstrings found under {root}: the library's sources are missing")
-    return list(found)
+    return list(texts)
 
 
 def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:

@@ -47,7 +47,7 @@ def runnable(pythons: Iterable[str], module: str) -> list[str]:
 
     A version manager puts commands on PATH that end with an error where their Python is missing.
     """
-    found = []
+    commands = []
     for python in pythons:
         try:
             done = subprocess.run(
@@ -58,10 +58,10 @@ def runnable(pythons: Iterable[str], module: str) -> list[str]:
         if done.returncode:
             print(f"left out {python}: {' '.join(done.stderr.split())}", flush=True)
         else:
-            found.append(python)
-    if not found:
+            commands.append(python)
+    if not commands:
         raise SystemExit(f"PYTHON must name at least one that runs and has {module}")
-    return found
+    return commands
 
 
 def link_older_glibc(folder: Path) -> str:
@@ -107,21 +107,21 @@ def faults(module: Path, libraries: Collection[str] = LIBRARIES) -> list[str]:
     """
     from elftools.elf.elffile import ELFFile
 
-    found = []
+    problems = []
     with module.open("rb") as stream:
         elf = ELFFile(stream)
         needed = {t.needed for t in elf.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")}
-        found += [f"needs {name}" for name in sorted(needed.difference(libraries))]
+        problems += [f"needs {name}" for name in sorted(needed.difference(libraries))]
         versions = elf.get_section_by_name(".gnu.version")
         for at, symbol in enumerate(elf.get_section_by_name(".dynsym").iter_symbols()):
             weak = symbol["st_info"]["bind"] == "STB_WEAK"
             if symbol["st_shndx"] != "SHN_UNDEF":
                 if symbol.name != "PyInit__C":
-                    found.append(f"exports {symbol.name}")
+                    problems.append(f"exports {symbol.name}")
             elif symbol.name and not weak and not symbol.name.startswith(("Py", "_Py")):
                 if versions.get_symbol(at)["ndx"] in ("VER_NDX_LOCAL", "VER_NDX_GLOBAL"):
-                    found.append(f"needs {symbol.name}, which glibc {GLIBC} lacks")
-    return found
+                    problems.append(f"needs {symbol.name}, which glibc {GLIBC} lacks")
+    return problems
 
 
 def check_wheel(path: Path, libraries: Collection[str]) -> None:
@@ -182,13 +182,13 @@ def main() -> None:
         old.unlink()
     run([sys.executable, "-m", "build", "--sdist", "--outdir", out, ROOT])
     (sdist,) = out.glob("adapmixed-*.tar.gz")
-    made = [sdist]
+    files = [sdist]
     with tempfile.TemporaryDirectory() as folder:
         flags = link_older_glibc(Path(folder))
         for python in pythons:
             print(f"building the wheel of {python}", flush=True)
-            made.append(build_wheel(python, sdist, flags, out))
-    print(sizes(made))
+            files.append(build_wheel(python, sdist, flags, out))
+    print(sizes(files))
 
 
 if __name__ == "__main__":

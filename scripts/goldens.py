@@ -73,9 +73,9 @@ def normal(seed: Sequence[int], *shape: int) -> Any:
 
 
 @lru_cache(maxsize=1)
-def rows(given: str, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+def rows(spec: str, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return private (N, B, V) and public (B, V) logits for "KIND N B V DTYPE"."""
-    kind, *sizes, dtype = given.split()
+    kind, *sizes, dtype = spec.split()
     shape = tuple(int(size) for size in sizes)
     public = 2.5 * normal([seed, 0], *shape[1:])
     private = public + 0.05 * normal([seed, 1], *shape)
@@ -95,7 +95,7 @@ def rows(given: str, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
         private[0] = private[-1] = public
     if kind == "masked":
         public[:, ::5], private[..., ::5], private[..., 1::7] = -math.inf, -math.inf, -math.inf
-    private, public = (torch.from_numpy(one.astype(np.float32)) for one in (private, public))
+    private, public = (torch.from_numpy(logits.astype(np.float32)) for logits in (private, public))
     return private.to(getattr(torch, dtype)), public.to(getattr(torch, dtype))
 
 
@@ -107,9 +107,9 @@ def plain(value: Any) -> Any:
         large = value.size > 12 and value.dtype == np.float64
         value = sketch(value) if large else value.tolist()
     if isinstance(value, Mapping):
-        return {str(name): plain(one) for name, one in value.items()}
+        return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -152,7 +152,7 @@ def numbers(guarantee: Any) -> dict[str, Any]:
 def printed(main: Callable[[Sequence[str]], int], *arguments: object) -> tuple[int, str]:
     """Run a command; return its exit status and what it printed."""
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        status = main([str(one) for one in arguments])
+        status = main([str(argument) for argument in arguments])
     return status, output.getvalue()
 
 
@@ -192,7 +192,7 @@ def answered(private: Any, public: Any, projection: Any) -> dict[str, Any]:
 
 def operator(name: str, at: int) -> dict[str, Any]:
     """Return the results of one operator, and of those that take its result."""
-    private, public = given = rows(ROWS[at], at)
+    private, public = query = rows(ROWS[at], at)
     orders, slots = ORDERS[at % len(ORDERS)], min(len(private) + at, 65_536)
     active = torch.from_numpy(normal([at, 5], *private.shape[:2]) > -0.5) if at % 3 == 1 else None
     some: Any = {"active": active, "num_models": slots}
@@ -202,18 +202,18 @@ def operator(name: str, at: int) -> dict[str, Any]:
         removed: Any = {"adjacency": ("zero_out", "add_remove")[at % 2], "num_models": slots}
         loss = ops.leave_one_out(private, public, ball, orders=orders, **removed)
         half = ops.leave_one_out(private, public, torch.full_like(ball.weight, 0.5), orders=2.0)
-        return {"weight": ball.weight, "loss": loss, "half": half, **answered(*given, ball)}
+        return {"weight": ball.weight, "loss": loss, "half": half, **answered(*query, ball)}
     if name == "box":
         lower, upper = BOXES[at % len(BOXES)]
         box = ops.clip_project(private, public, lower=lower, upper=upper, orders=orders, **some)
         loss = ops.leave_one_out(private, public, box, orders=4.0, adjacency="zero_out")
-        found = {"scale": box.log_scale.exp(), "residual": box.residual, "cost": box.charge}
-        return {**found, "loss": loss, **answered(*given, box)}
+        result = {"scale": box.log_scale.exp(), "residual": box.residual, "cost": box.charge}
+        return {**result, "loss": loss, **answered(*query, box)}
     if name == "pool":
         some |= dict(zip(("lower", "upper", "scale"), POOLS[at % len(POOLS)], strict=True))
         pool = ops.log_pool(private, public, **some)
-        found = {"normaliser": pool.log_normaliser.exp(), "span": pool.span}
-        return {**found, **answered(*given, pool)}
+        result = {"normaliser": pool.log_normaliser.exp(), "span": pool.span}
+        return {**result, **answered(*query, pool)}
     if name == "divergence":
         return {"both": ops.renyi_divergence(private, public, (1.001, 2.0, 18.0, 1024.0))}
     weight, sigma, threshold, top_k = SCREENS[at % len(SCREENS)]
@@ -252,38 +252,38 @@ ANSWERED = (
 )  # fmt: skip
 
 
-def ask(mechanism: Any, accountant: Any, given: Any, rng: Any, **shape: Any) -> Any:
+def ask(mechanism: Any, accountant: Any, query: Any, rng: Any, **shape: Any) -> Any:
     """Propose, charge and release the answers to one call."""
-    proposal = mechanism.propose(*given, rng=rng, **shape)
+    proposal = mechanism.propose(*query, rng=rng, **shape)
     accountant.charge(proposal)
     answer = proposal.release()
     drawn = answer.tokens if isinstance(rng, SeededRandom) else None
     return {"tokens": drawn, "log_prob": answer.log_prob, "public": answer.public}
 
 
-def answers(at: int, given: str, ledger: Path | None = None) -> dict[str, Any]:
+def answers(at: int, spec: str, ledger: Path | None = None) -> dict[str, Any]:
     """Answer ten calls, the last one for targets. A ledger is closed and continued once."""
-    (mechanism, asked), found, spent = MECHANISMS[at], [], []
+    (mechanism, options), tries, spent = MECHANISMS[at], [], []
     rng = SecureRandom() if ledger else SeededRandom(at)
-    accountant = am.Accountant(**{"delta": 1e-5, **asked}, path=ledger)
+    accountant = am.Accountant(**{"delta": 1e-5, **options}, path=ledger)
     for step in range(10):
-        call = rows(given, 100 * at + step)
+        call = rows(spec, 100 * at + step)
         shape: dict[str, Any] = {"temperature": 1.5, "top_k": 40} if step % 3 == 2 else {}
         shape |= {"targets": call[1].argmin(-1)} if step == 9 else {}
-        found.append(tried(partial(ask, mechanism, accountant, call, rng, **shape)))
-        spent += [accountant.limit, accountant.spent] if "epsilon" in asked else []
+        tries.append(tried(partial(ask, mechanism, accountant, call, rng, **shape)))
+        spent += [accountant.limit, accountant.spent] if "epsilon" in options else []
         if ledger and step == 5:
-            found.append(tried(partial(ask, mechanism, accountant, call, SeededRandom(0))))
+            tries.append(tried(partial(ask, mechanism, accountant, call, SeededRandom(0))))
             accountant.close()
-            accountant = am.Accountant(**{"delta": 1e-5, **asked}, path=ledger)
+            accountant = am.Accountant(**{"delta": 1e-5, **options}, path=ledger)
     accountant.close()
     counts = [accountant.queries, accountant.planned]
-    result = {"answers": found, "charge": spent, "counts": counts, "parts": accountant.breakdown()}
+    result = {"answers": tries, "charge": spent, "counts": counts, "parts": accountant.breakdown()}
     if ledger:
         lines = printed(cli.main, "ledger", "show", ledger)[1].splitlines()
-        said = dict(line.split(": ", 1) for line in lines if ": " in line)
-        shown = {"queries": int(said["queries"]), "kind": said["kind"]}
-        result |= {"shown": shown | {"epsilon": float(said["epsilon"])}}
+        fields = dict(line.split(": ", 1) for line in lines if ": " in line)
+        shown = {"queries": int(fields["queries"]), "kind": fields["kind"]}
+        result |= {"shown": shown | {"epsilon": float(fields["epsilon"])}}
         result |= {"verified": printed(cli.main, "ledger", "verify", ledger)[0]}
         result |= {"read": numbers(am.read_ledger(ledger).guarantee)}
     return result | numbers(accountant.guarantee())
@@ -326,16 +326,16 @@ PLANS: dict[str, Callable[[], Any]] = {
 def found(call: Callable[[], Any]) -> Any:
     """Return the numbers of plans, or the one that the settings allow."""
     result = call()
-    return [vars(one) for one in result] if isinstance(result, list) else result
+    return [vars(plan) for plan in result] if isinstance(result, list) else result
 
 
 def stated(events: list[Any], delta: float) -> dict[str, Any]:
     accountant = am.Accountant(delta).add(events)
     ways = ("zero_out", "replace_one")
-    found = {way: tried(lambda: numbers(accountant.guarantee(way))) for way in ways}  # noqa: B023
-    epsilons = [tried(partial(accountant.get_epsilon, one)) for one in (1e-15, 1e-5, 0.1)]
+    facts = {way: tried(lambda: numbers(accountant.guarantee(way))) for way in ways}  # noqa: B023
+    epsilons = [tried(partial(accountant.get_epsilon, d)) for d in (1e-15, 1e-5, 0.1)]
     counts = [accountant.queries, accountant.planned]
-    return {**found, "epsilon": epsilons, "parts": accountant.breakdown(), "counts": counts}
+    return {**facts, "epsilon": epsilons, "parts": accountant.breakdown(), "counts": counts}
 
 
 # The demonstration and the audits.
@@ -347,40 +347,40 @@ SECONDS = {"tokens": 1.0, "bounds": 0.1, "screening": 0.1, "sampler": 1.0, "budg
 @lru_cache(maxsize=1)
 def trained(folder: Path) -> dict[str, Any]:
     """Train the demonstration's ensemble; return perplexities and guarantees of its methods."""
-    asked = ("--out", folder, "--queries", 128)
-    report = commanded(cli.main, "demo", *asked, file=folder / "report.json")
-    return {one["name"]: {name: one[name] for name in METHOD} for one in report["methods"]}
+    options = ("--out", folder, "--queries", 128)
+    report = commanded(cli.main, "demo", *options, file=folder / "report.json")
+    return {method["name"]: {name: method[name] for name in METHOD} for method in report["methods"]}
 
 
 def continued(folder: Path, at: int) -> dict[str, Any]:
     """Return texts of the trained ensemble, half of the mechanisms with another temperature."""
     trained(folder)
-    mechanism, asked = MECHANISMS[at]
-    accountant = am.Accountant(**{"delta": 1e-5, **asked})
+    mechanism, options = MECHANISMS[at]
+    accountant = am.Accountant(**{"delta": 1e-5, **options})
     ensemble = am.Ensemble.from_pretrained(demo_base(), folder / "ensemble")
     generator = am.PrivateGenerator(ensemble, mechanism, accountant, rng=SeededRandom(at))
     shape: dict[str, Any] = {"temperature": 0.7, "top_k": 40} if at % 2 else {}
     prompts = ["The try statement", "A class definition"]
     texts = generator.generate(prompts, max_new_tokens=20, **shape)
-    spent = accountant.spent if "epsilon" in asked else None
+    spent = accountant.spent if "epsilon" in options else None
     return {"texts": texts, "charge": spent, **numbers(accountant.guarantee())}
 
 
 def audited(name: str) -> dict[str, Any]:
-    found = [*run([name], Effort(SECONDS[name], 0))]
-    verdicts = {f"{one.name}: {one.claim}": one.verdict for one in found}
-    return {"status": int(not all(one.ok for one in found)), "seed": 0, "verdicts": verdicts}
+    findings = [*run([name], Effort(SECONDS[name], 0))]
+    verdicts = {f"{f.name}: {f.claim}": f.verdict for f in findings}
+    return {"status": int(not all(f.ok for f in findings)), "seed": 0, "verdicts": verdicts}
 
 
 def cases(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield the name of each case and a function that computes its result."""
-    for at, given in enumerate(ROWS):
+    for at, spec in enumerate(ROWS):
         for name in ("ball", "box", "pool", "divergence", "screen"):
-            yield f"operators/{name}/{at} {given}", partial(operator, name, at)
+            yield f"operators/{name}/{at} {spec}", partial(operator, name, at)
     names = [f"{at} {mechanism.name}" for at, (mechanism, _) in enumerate(MECHANISMS)]
     for at, label in enumerate(names):
-        for given in (ANSWERED[at % 6], ANSWERED[(at + 3) % 6]):
-            yield f"mechanisms/{label}/{given}", partial(answers, at, given)
+        for spec in (ANSWERED[at % 6], ANSWERED[(at + 3) % 6]):
+            yield f"mechanisms/{label}/{spec}", partial(answers, at, spec)
     for at in (5, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16):
         ledger = folder / f"ledger-{at}"
         yield f"ledger/{names[at]}", partial(answers, at, ANSWERED[at % 6], ledger)
@@ -454,14 +454,14 @@ def main() -> int:
         case = kept.get(name, {"result": "not in the file"})
         for field, words in differences(case["result"], result, first):
             reasons = case.get("reason", {}).items()
-            reason = next((said for start, said in reasons if field.startswith(start)), "")
+            reason = next((sentence for start, sentence in reasons if field.startswith(start)), "")
             print(f"{name} [{instruction_set}] {field}: {words}", reason)
             bad |= set() if reason else {name}
     for name in [name for name in kept if name.startswith(arguments.only) and name not in seen]:
         print(f"{name} is gone")
         bad.add(name)
     if arguments.write:
-        lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(one)}" for name, one in kept.items())
+        lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in kept.items())
         text = f'{{"versions": {json.dumps(versions)}, "cases": {{\n{lines}\n}}}}\n'
         arguments.write.write_text(text, encoding="utf-8")
     print(f"{len(seen)} cases, {len(bad)} differ")

@@ -42,10 +42,10 @@ def missing_for_the_build() -> list[str]:
             missing.append(name)
     cmake = shutil.which("cmake")
     if cmake:
-        said = subprocess.run([cmake, "--version"], capture_output=True, text=True).stdout
-        version = re.search(r"(\d+)\.(\d+)", said)
+        text = subprocess.run([cmake, "--version"], capture_output=True, text=True).stdout
+        version = re.search(r"(\d+)\.(\d+)", text)
         if version is None or tuple(map(int, version.groups())) < (3, 24):
-            missing.append(f"cmake >= 3.24 (there is {said.partition(chr(10))[0] or 'another'})")
+            missing.append(f"cmake >= 3.24 (there is {text.partition(chr(10))[0] or 'another'})")
     if shutil.which(os.environ.get("CUDACXX") or "nvcc") is None:
         missing.append("nvcc: put it on PATH or set CUDACXX")
     if not any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++")):

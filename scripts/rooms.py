@@ -35,21 +35,21 @@ def lines(root: Path) -> dict[str, int]:
     """Return the lines of each room."""
     command = ["git", "-C", str(root), "ls-files"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = dict.fromkeys(BUDGETS, 0)
+    counts = dict.fromkeys(BUDGETS, 0)
     for name in done.stdout.splitlines():
         room = room_of(name)
         if room and (root / name).exists():
-            found[room] += (root / name).read_bytes().count(b"\n")
-    return found
+            counts[room] += (root / name).read_bytes().count(b"\n")
+    return counts
 
 
 def main() -> int:
     root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).resolve().parents[1])
     print(f"{'room':22}{'lines':>8}{'budget':>8}{'left':>8}")
-    found = lines(root)
-    for room, count in found.items():
+    counts = lines(root)
+    for room, count in counts.items():
         print(f"{room:22}{count:8}{BUDGETS[room]:8}{BUDGETS[room] - count:8}")
-    above = [room for room, count in found.items() if count > BUDGETS[room]]
+    above = [room for room, count in counts.items() if count > BUDGETS[room]]
     if above:
         print(f"above the budget: {', '.join(above)}")
     return int(bool(above))

@@ -68,10 +68,10 @@ def wheel_of(dist: Path, python: str) -> Path:
     tag = subprocess.run(
         [python, "-c", tag], check=True, capture_output=True, text=True
     ).stdout.strip()
-    found = sorted(dist.glob(f"adapmixed-*-{tag}-*.whl"))
-    if len(found) != 1:
-        raise SystemExit(f"{dist} must hold one wheel for {tag}, found {len(found)}: make wheels")
-    return found[0]
+    wheels = sorted(dist.glob(f"adapmixed-*-{tag}-*.whl"))
+    if len(wheels) != 1:
+        raise SystemExit(f"{dist} must hold one wheel for {tag}, found {len(wheels)}: make wheels")
+    return wheels[0]
 
 
 def try_wheel(wheel: Path, python: str, select: str) -> None:
@@ -106,7 +106,7 @@ def try_installed(python: Path, select: str) -> None:
         print(f"  {run([python, '-c', BEST], folder, clean()).strip()}", flush=True)
         listed = run([python, "-m", "pip", "list", "--format=freeze"], folder, clean()).split()
         names = ("torch==", "transformers==", "peft==", "numpy==")
-        print(f"  {', '.join(one for one in listed if one.startswith(names))}", flush=True)
+        print(f"  {', '.join(line for line in listed if line.startswith(names))}", flush=True)
 
         # As in the repository, but with nothing of it that Python could import.
         tests = folder / "tests"

@@ -110,7 +110,7 @@ def remove_leftovers(folder: str | os.PathLike[str], name: str) -> None:
 def check_locks(path: str | os.PathLike[str]) -> None:
     """Raise ValueError unless the file system of a path has locks; no file is left."""
     place = Path(path).absolute()
-    with TemporaryFile(dir=next(one for one in (place, *place.parents) if one.is_dir())) as file:
+    with TemporaryFile(dir=next(home for home in (place, *place.parents) if home.is_dir())) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:

@@ -81,23 +81,23 @@ def files_below(name: str, folder: Path, split: str | None) -> dict[str, list[Pa
             has two names there: its text would be two documents, which may be in two shards.
         ValueError: if there are several splits, and `split` names none of them.
     """
-    found: dict[str, list[Path]] = {}
+    files: dict[str, list[Path]] = {}
     names: dict[tuple[int, int], Path] = {}
     splits: set[str] = set()
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        kind, own = kind_of(file), _splits_of(file.relative_to(folder))
+        kind, parts = kind_of(file), _splits_of(file.relative_to(folder))
         if kind not in (None, "text"):
-            own = own or {"unnamed"}  # rows beside test.jsonl are hardly meant to be read with it
+            parts = parts or {"unnamed"}  # rows near test.jsonl are hardly meant to be read with it
         if kind is not None:
-            splits |= own
-        if split not in (None, "all", *own):
+            splits |= parts
+        if split not in (None, "all", *parts):
             continue
         if kind is not None:
             status = file.stat()
             other = names.setdefault((status.st_dev, status.st_ino), file)
             if other is not file:
                 raise ValueError(f"{name} must hold each file once, but {other} and {file} are one")
-            found.setdefault(kind, []).append(file)
+            files.setdefault(kind, []).append(file)
         elif file.suffix.lower() != ".json":  # data sets describe themselves in such files
             check_kind(name, file)
     listed = ", ".join(sorted(splits))
@@ -108,7 +108,7 @@ def files_below(name: str, folder: Path, split: str | None) -> dict[str, list[Pa
         )
     if split not in (None, "all", *splits):
         raise ValueError(f"split must be all or one of {listed or 'none'} in {folder}, got {split}")
-    return found
+    return files
 
 
 def _splits_of(path: Path) -> set[str]:
@@ -116,8 +116,8 @@ def _splits_of(path: Path) -> set[str]:
     parts = [re.sub(r"(?<=[a-z])(?=[A-Z])", " ", part).lower() for part in path.parts]
     *folders, name = [set(re.split(r"[\W\d_]+", part)) for part in parts]
     for words in (set().union(*folders), name):
-        if found := {split for split, known in _SPLITS.items() if known & words}:
-            return found
+        if splits := {split for split, spellings in _SPLITS.items() if spellings & words}:
+            return splits
     return set()
 
 
@@ -255,7 +255,7 @@ def token_stream(tokenizer: Any, texts: Sequence[str], vocab_size: int | None = 
     for text in texts:
         ids = plain_ids(tokenizer, text)
         ids = ids[len(beginning) :] if ids[: len(beginning)] == beginning else ids
-        stream += ids if vocab_size is None else [one for one in ids if one < vocab_size]
+        stream += ids if vocab_size is None else [token for token in ids if token < vocab_size]
         stream.append(end)
     return stream
 
@@ -278,7 +278,7 @@ def check_prompt(ids: Sequence[int], vocab_size: int, tokenizer: Any) -> None:
     Raises:
         ValueError: if it does not; the message names the token and `vocab_size`.
     """
-    outside = next((one for one in ids if not 0 <= one < vocab_size), None)
+    outside = next((token for token in ids if not 0 <= token < vocab_size), None)
     if outside is not None:
         known = tokenizer is not None and 0 <= outside < len(tokenizer)
         name = f" ({tokenizer.convert_ids_to_tokens(outside)})" if known else ""
@@ -360,9 +360,9 @@ class AnswerText:
         finish = "stop" if token in self._ends else None if self._left else "length"
         self._held += "" if finish == "stop" else self._decoded.add(token)
         self._held += self._decoded.rest() if finish else ""
-        found = [place for one in self._stop if (place := self._held.find(one)) >= 0]
-        if found:
-            return self._held[: min(found)], "stop"
+        places = [place for stop in self._stop if (place := self._held.find(stop)) >= 0]
+        if places:
+            return self._held[: min(places)], "stop"
         cut = len(self._held) - (0 if finish else self._begun())
         text, self._held = self._held[:cut], self._held[cut:]
         return text, finish
@@ -371,7 +371,7 @@ class AnswerText:
         """Return the length of the longest end of the text that a stop string begins with."""
         longest = max(map(len, self._stop), default=1) - 1
         for length in range(min(longest, len(self._held)), 0, -1):
-            if any(one.startswith(self._held[-length:]) for one in self._stop):
+            if any(stop.startswith(self._held[-length:]) for stop in self._stop):
                 return length
         return 0
 
@@ -410,7 +410,7 @@ def stop_tokens(tokenizer: Any, strings: Sequence[str], vocab_size: int) -> froz
         raise ValueError(
             f"stop_strings must be a list of strings that are not empty, got {strings!r}"
         )
-    found = set()
+    tokens = set()
     for string in strings:
         for token in tokenizer(string, add_special_tokens=False, verbose=False)["input_ids"]:
             name = tokenizer.decode([token], skip_special_tokens=False)
@@ -422,8 +422,8 @@ def stop_tokens(tokenizer: Any, strings: Sequence[str], vocab_size: int) -> froz
                     f"stop_strings must have the special token {name!r} as a string of its own, "
                     f"because it is hidden in the text, got {string!r}"
                 )
-            found.add(token)
-    return frozenset(found)
+            tokens.add(token)
+    return frozenset(tokens)
 
 
 def texts_of(prompts: object) -> list[str]:
@@ -448,12 +448,12 @@ def messages_of(messages: Any) -> list[dict[str, Any]]:
         ValueError: there is no message, or one is not {"role": string, "content": string}.
     """
     several = isinstance(messages, Collection) and not isinstance(messages, str | bytes | dict)
-    if not several or not messages or not all(isinstance(one, Mapping) for one in messages):
+    if not several or not messages or not all(isinstance(message, Mapping) for message in messages):
         raise ValueError(f"messages must be a list of {{'role', 'content'}}, got {messages!r}")
     for index, message in enumerate(messages):
         for key in ("role", "content"):
             check_text(f"messages[{index}][{key!r}]", message.get(key))
-    return [dict(one) for one in messages]
+    return [dict(message) for message in messages]
 
 
 def check_text(name: str, text: object) -> str:

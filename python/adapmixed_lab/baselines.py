@@ -276,38 +276,38 @@ def methods(
     """
     lines: dict[str, dict[float, Mechanism]] = {}
     for epsilon in sorted(set(epsilons)):
-        of = epsilon, delta, num_models, queries
-        box, plain, pool, *pmixed = plan(*of, shapes=(CHOSEN_SHAPE,), scales=(1.0, CHOSEN_SCALE))
-        made: dict[str, Mechanism] = {one.mechanism: planned(one) for one in (box, pool, *pmixed)}
-        for one in pmixed:
-            leakage = one.settings["target_leakage"]
-            made["adapmixed"] = AdaPMixED(one.settings["order"], leakage, screen=None)
+        facts = epsilon, delta, num_models, queries
+        box, plain, pool, *pmixed = plan(*facts, shapes=(CHOSEN_SHAPE,), scales=(1.0, CHOSEN_SCALE))
+        mechanisms: dict[str, Mechanism] = {p.mechanism: planned(p) for p in (box, pool, *pmixed)}
+        for pick in pmixed:
+            leakage = pick.settings["target_leakage"]
+            mechanisms["adapmixed"] = AdaPMixED(pick.settings["order"], leakage, screen=None)
         # A clip to ±C has the range of one to [0, 2C].
-        made["invisible-ink"] = InvisibleInk(plain.settings["upper"] / 2, queries=queries)
-        made["noisy-aggregation"] = NoisyAggregation.planned(*of)
-        for name, mechanism in made.items():
+        mechanisms["invisible-ink"] = InvisibleInk(plain.settings["upper"] / 2, queries=queries)
+        mechanisms["noisy-aggregation"] = NoisyAggregation.planned(*facts)
+        for name, mechanism in mechanisms.items():
             lines.setdefault(name, {})[epsilon] = mechanism
-    found: dict[str, Mechanism] = {"public": PublicOnly(), "unprotected": Unprotected()}
+    by_label: dict[str, Mechanism] = {"public": PublicOnly(), "unprotected": Unprotected()}
     for name, several in lines.items():
-        found |= {f"{name}, ≤ {epsilon:g}": one for epsilon, one in several.items()}
-    found["adapmixed-paper"] = AdaPMixED.preset("wikitext-103")
-    return found
+        by_label |= {f"{name}, ≤ {epsilon:g}": method for epsilon, method in several.items()}
+    by_label["adapmixed-paper"] = AdaPMixED.preset("wikitext-103")
+    return by_label
 
 
-def trained(one: Evaluation, stated: AdapterGuarantee) -> Evaluation:
+def trained(evaluation: Evaluation, stated: AdapterGuarantee) -> Evaluation:
     """Return the result of an unprotected adapter under the guarantee of its training."""
     guarantee = Guarantee(
-        stated.epsilon, stated.delta, "fixed", ADD_REMOVE, queries=one.queries,
+        stated.epsilon, stated.delta, "fixed", ADD_REMOVE, queries=evaluation.queries,
         unit=stated.protected,
     )  # fmt: skip
-    return replace(one, name=f"dp-sgd ({stated.protected})", guarantee=guarantee, kept=None)
+    return replace(evaluation, name=f"dp-sgd ({stated.protected})", guarantee=guarantee, kept=None)
 
 
-def text(found: Sequence[Evaluation]) -> str:
+def text(evaluations: Sequence[Evaluation]) -> str:
     """Return the table of all results, and what to know about it."""
-    cells = [row(one) for one in found]
-    for line, one in zip(cells, found, strict=True):
-        if one.guarantee.adjacency == ADD_REMOVE:
+    cells = [row(m) for m in evaluations]
+    for line, method in zip(cells, evaluations, strict=True):
+        if method.guarantee.adjacency == ADD_REMOVE:
             line[TITLES.index("ε covers")] = "any number of tokens"
     lines = [*aligned([TITLES, *cells], NUMBERS), ""]
     for words in WORDS:
@@ -315,21 +315,21 @@ def text(found: Sequence[Evaluation]) -> str:
     return "\n".join(lines)
 
 
-def draw(found: Sequence[Evaluation]) -> DrawnFigure:
+def draw(evaluations: Sequence[Evaluation]) -> DrawnFigure:
     """Draw perplexity against ε, a line for each method, with lines across for the references."""
     from adapmixed_lab.figures import html, style
 
-    most = 2 * min(one.perplexity for one in found if one.guarantee.kind == "public")
-    shown = [one for one in found if one.perplexity <= most]
+    most = 2 * min(m.perplexity for m in evaluations if m.guarantee.kind == "public")
+    shown = [m for m in evaluations if m.perplexity <= most]
     lines: dict[str, list[Evaluation]] = {}
-    for one in shown:
-        if one.guarantee.epsilon not in (None, 0.0, math.inf):
-            lines.setdefault(one.name.partition(",")[0], []).append(one)
+    for method in shown:
+        if method.guarantee.epsilon not in (None, 0.0, math.inf):
+            lines.setdefault(method.name.partition(",")[0], []).append(method)
     with style.canvas(5.4) as (figure, axes):
         for (name, several), colour in zip(lines.items(), cycle(style.COLOURS), strict=False):
-            kind, paid = several[0].guarantee.kind, [one.guarantee.epsilon for one in several]
-            middle = np.array([one.perplexity for one in several])
-            ends = abs(np.array([html.bar(one) for one in several]).T - middle)
+            kind, paid = several[0].guarantee.kind, [m.guarantee.epsilon for m in several]
+            middle = np.array([m.perplexity for m in several])
+            ends = abs(np.array([html.bar(m) for m in several]).T - middle)
             marks = {"marker": style.MARKERS.get(kind, "o"), "linestyle": style.LINE_STYLES[kind]}
             if several[0].guarantee.adjacency == ADD_REMOVE:
                 marks["marker"] = "s"
@@ -337,10 +337,10 @@ def draw(found: Sequence[Evaluation]) -> DrawnFigure:
                 paid, middle, ends, label=name, color=colour, markersize=6, elinewidth=1.0,
                 capsize=2.5, **marks,
             )  # fmt: skip
-        levels = [one for one in shown if one.guarantee.kind in ("public", "none")]
-        for one, dash in zip(levels, cycle(style.DASHES), strict=False):
+        levels = [m for m in shown if m.guarantee.kind in ("public", "none")]
+        for method, dash in zip(levels, cycle(style.DASHES), strict=False):
             look = {"color": style.GREY, "linewidth": 1.2, "linestyle": dash, "zorder": 1}
-            axes.axhline(one.perplexity, label=one.name, **look)
+            axes.axhline(method.perplexity, label=method.name, **look)
         axes.set(xlabel="ε (nats)", ylabel="perplexity (lower is better)", xscale="log")
         style.number_axis(axes.xaxis)
         style.number_axis(axes.yaxis)
@@ -350,6 +350,6 @@ def draw(found: Sequence[Evaluation]) -> DrawnFigure:
         "data-dependent ε. "
         "Lines across have no ε. Bars are 95 % intervals of the difference to the public model."
     )
-    if missing := [one.name for one in found if one not in shown]:
+    if missing := [m.name for m in evaluations if m not in shown]:
         caption += f" Above twice the public model's perplexity: {', '.join(missing)}."
     return style.DrawnFigure("compare", "Perplexity against privacy", caption, figure)

@@ -147,7 +147,7 @@ def read_dp_adapter(folder: Path) -> tuple[AdapterGuarantee, object]:
     Raises:
         ValueError: if the folder holds no readable guarantee of this format.
     """
-    names = [one.name for one in fields(AdapterGuarantee)]
+    names = [field.name for field in fields(AdapterGuarantee)]
     try:
         content = read_versioned(folder / GUARANTEE_FILE, FORMAT_VERSION, *names, "training")
         check_epsilon(content["epsilon"])
@@ -395,8 +395,8 @@ def train_dp(
     adapted = train_dp_adapter(model.to(device), inputs, labels, config, guarantee, progress)
     temporary = temporary_folder(output)
     save_adapter(adapted, temporary, config, base_name=base_name)
-    said = {**asdict(guarantee), "statement": str(guarantee), "training": asdict(config)}
-    data = {"format_version": FORMAT_VERSION, **said}
+    content = {**asdict(guarantee), "statement": str(guarantee), "training": asdict(config)}
+    data = {"format_version": FORMAT_VERSION, **content}
     text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
     (temporary / GUARANTEE_FILE).write_text(text, encoding="utf-8")
     if not publish_folder(temporary, output):

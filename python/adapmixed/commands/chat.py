@@ -55,18 +55,18 @@ def run(arguments: argparse.Namespace) -> int:
                 messages = []
             if line.strip() in ("", "/new"):
                 continue
-            asked = [*messages, {"role": "user", "content": line}]
+            conversation = [*messages, {"role": "user", "content": line}]
             try:
                 pieces = (
                     (piece for (piece,) in generator.stream(line, **shape_of(arguments)))
                     if arguments.plain
-                    else generator.chat(asked, **shape_of(arguments))
+                    else generator.chat(conversation, **shape_of(arguments))
                 )
             except BudgetSpentError:
                 raise  # no later line can be answered
             except ValueError as error:  # nothing was charged, for instance if the window is full
                 print(f"adapmixed chat: {as_typed(str(error), arguments.options)}", file=sys.stderr)
                 continue
-            messages = [*asked, {"role": "assistant", "content": show(pieces)}]
+            messages = [*conversation, {"role": "assistant", "content": show(pieces)}]
             answered += 1
     return 0

@@ -57,11 +57,11 @@ def run(arguments: argparse.Namespace) -> int:
     ensemble = load_ensemble(arguments, ALONE)
     seed = int.from_bytes(os.urandom(8)) if arguments.seed is None else arguments.seed
 
-    def answer(one: Mechanism, prompt: str) -> str:
-        budget = arguments.epsilon if one is mechanism else None
+    def answer(method: Mechanism, prompt: str) -> str:
+        budget = arguments.epsilon if method is mechanism else None
         accountant = Accountant(arguments.delta, epsilon=budget, adjacency=arguments.adjacency)
         rng, active = SeededRandom(seed, prompt), arguments.active
-        generator = PrivateGenerator(ensemble, one, accountant, rng=rng, active=active)
+        generator = PrivateGenerator(ensemble, method, accountant, rng=rng, active=active)
         (text,) = generator.generate(
             prompt, max_new_tokens=arguments.max_new_tokens,
             temperature=arguments.temperature, top_k=arguments.top_k,
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     print(textwrap.fill(WARNING, 88))
     for prompt in arguments.prompt:
-        texts = {one.name: answer(one, prompt) for one in (PublicOnly(), mechanism, Unprotected())}
+        texts = {m.name: answer(m, prompt) for m in (PublicOnly(), mechanism, Unprotected())}
         print(f"\n{prompt!r}\n")
         print(*aligned(_columns(texts), [False] * len(texts)), sep="\n")
     return 0

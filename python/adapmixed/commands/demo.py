@@ -59,18 +59,18 @@ def methods(queries: int, num_models: int) -> dict[str, Mechanism]:
     from adapmixed.mechanisms import AdaPMixED, PMixED, PublicOnly, Unprotected, planned
     from adapmixed.privacy.planner import chosen
 
-    found: dict[str, Mechanism] = {
+    mechanisms: dict[str, Mechanism] = {
         "public": PublicOnly(),
         "unprotected": Unprotected(),
         "pmixed": PMixED(8.0, DELTA, queries, 3.0),
         "adapmixed": AdaPMixED(order=18.0, target_leakage=0.1),
     }
     clipped = {
-        f"{one.mechanism}, ε ≤ {epsilon:g}": planned(one)
+        f"{plan.mechanism}, ε ≤ {epsilon:g}": planned(plan)
         for epsilon in BUDGETS
-        for one in chosen(epsilon, DELTA, num_models, queries)
+        for plan in chosen(epsilon, DELTA, num_models, queries)
     }
-    return found | dict(sorted(clipped.items()))
+    return mechanisms | dict(sorted(clipped.items()))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -104,19 +104,19 @@ def run(arguments: argparse.Namespace) -> int:
     say("3 of 5: train one adapter on all text, a reference without privacy")
     whole = Ensemble.from_pretrained(base, train_whole(arguments.out, base))
     ensemble = Ensemble.from_pretrained(base, folder)
-    asked = methods(arguments.queries, ensemble.num_models)
+    mechanisms = methods(arguments.queries, ensemble.num_models)
     # References without protection, of which the best one is shown.
     pools = {f"unprotected pool, κ = {scale:g}": UnprotectedPool(scale) for scale in POOL_SCALES}
-    say(f"4 of 5: score {arguments.queries:,} tokens with {len(asked | pools) + 1} methods")
+    say(f"4 of 5: score {arguments.queries:,} tokens with {len(mechanisms | pools) + 1} methods")
     update, seed = progress_bar("token"), arguments.seed
-    of = {"delta": DELTA, "queries": arguments.queries}
+    settings = {"delta": DELTA, "queries": arguments.queries}
     evaluations = evaluate(
-        ensemble, tokens, asked | pools, rng=random_source(seed), progress=update, **of
+        ensemble, tokens, mechanisms | pools, rng=random_source(seed), progress=update, **settings
     )
-    best = min(evaluations, key=lambda one: one.perplexity if one.name in pools else math.inf)
-    evaluations = [one for one in evaluations if one.name not in pools]
-    alone = evaluate(whole, tokens, {WHOLE: Unprotected()}, rng=random_source(seed), **of)
-    evaluations[2:2] = [best, *alone]  # after the public and the unprotected line
+    best = min(evaluations, key=lambda row: row.perplexity if row.name in pools else math.inf)
+    evaluations = [row for row in evaluations if row.name not in pools]
+    single = evaluate(whole, tokens, {WHOLE: Unprotected()}, rng=random_source(seed), **settings)
+    evaluations[2:2] = [best, *single]  # after the public and the unprotected line
     say("5 of 5: draw a sample, and write the report")
     report = Report(
         compared(evaluations),
@@ -127,11 +127,11 @@ def run(arguments: argparse.Namespace) -> int:
             "num_models": ensemble.num_models,
             "queries": arguments.queries,
             "adjacency": "zero_out",
-            "mechanisms": {name: repr(m) for name, m in asked.items()},
+            "mechanisms": {name: repr(m) for name, m in mechanisms.items()},
             "randomness": f"seeded ({arguments.seed}) for the evaluation, system for the sample",
         },
         environment=environment(),
-        sample=_sample(ensemble, asked),
+        sample=_sample(ensemble, mechanisms),
     )
     try:
         print(f"wrote {laboratory('figures.html').write_page(report, arguments.out)[1]}")
@@ -157,12 +157,12 @@ def _tokens(base: str, queries: int) -> list[int]:
     return tokens
 
 
-def _sample(ensemble: Any, asked: dict[str, Mechanism]) -> dict[str, str]:
+def _sample(ensemble: Any, mechanisms: dict[str, Mechanism]) -> dict[str, str]:
     """Return a short private continuation and its guarantee, drawn without a seed."""
     from adapmixed.generation import PrivateGenerator
     from adapmixed.privacy import Accountant
 
-    mechanism, accountant = asked["adapmixed"], Accountant(DELTA)
+    mechanism, accountant = mechanisms["adapmixed"], Accountant(DELTA)
     generator = PrivateGenerator(ensemble, mechanism, accountant)
     (text,) = generator.generate(PROMPT, max_new_tokens=SAMPLE_TOKENS)
     return {

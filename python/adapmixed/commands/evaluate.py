@@ -99,18 +99,18 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
     tokens = token_stream(ensemble.tokenizer, texts, ensemble.vocab_size)
     cut = {name: getattr(arguments, name) for name in ("block", "queries", "stride")}
     windows = plan_windows(len(tokens), ensemble.longest_text, **cut)
-    total = sum(one.queries for one in windows)
-    asked = _mechanisms(arguments, total)
+    total = sum(window.queries for window in windows)
+    mechanisms = _mechanisms(arguments, total)
     losses = validation_losses(Path(arguments.ensemble))  # raises before the models run
     names = "delta adjacency result diagnostics active"
-    found = evaluate(
+    evaluations = evaluate(
         ensemble,
         tokens,
-        asked,
+        mechanisms,
         **cut,
         **{name: getattr(arguments, name) for name in names.split()},
         rng=random_source(arguments.seed),
-        epsilon={name: _epsilon(arguments, one.name) for name, one in asked.items()},
+        epsilon={name: _epsilon(arguments, m.name) for name, m in mechanisms.items()},
         memory_bytes=arguments.memory,
         progress=progress_bar("token"),
     )
@@ -123,18 +123,18 @@ def _run(arguments: argparse.Namespace, ranks: Ranks) -> int:
         "ensemble": str(arguments.ensemble),
         "num_models": ensemble.num_models,
         "ranks": ranks.world,
-        "mechanisms": {name: repr(one) for name, one in asked.items()},
+        "mechanisms": {name: repr(m) for name, m in mechanisms.items()},
         "randomness": "system" if arguments.seed is None else f"seeded ({arguments.seed})",
         "text": str(arguments.text),
         "queries": total,
         **{name: getattr(arguments, name) for name in names.split()},
     }
-    report = Report(found, config, environment(), validation=losses)
+    report = Report(evaluations, config, environment(), validation=losses)
     print(f"{CHOOSING}\n\n{report.text()}")
     if arguments.seed is not None:
         # A seed repeats the evaluation, but not its speed.
-        found = [replace(one, tokens_per_second=None) for one in found]
-        report = replace(report, evaluations=found)
+        evaluations = [replace(evaluation, tokens_per_second=None) for evaluation in evaluations]
+        report = replace(report, evaluations=evaluations)
     if arguments.json is not None:
         report.write(arguments.json)
     if page is not None:
@@ -161,16 +161,16 @@ def _mechanisms(arguments: argparse.Namespace, queries: int) -> dict[str, Mechan
     texts = arguments.mechanism or ["adapmixed"]
     texts = [texts] if isinstance(texts, str) else texts  # of a plan
     names = [text.split()[0] if text.split() else text for text in texts]
-    found: dict[str, Mechanism] = {one.name: one for one in (PublicOnly(), Unprotected())}
-    always = tuple(found)
+    mechanisms: dict[str, Mechanism] = {m.name: m for m in (PublicOnly(), Unprotected())}
+    always = tuple(mechanisms)
     for text, name in zip(texts, names, strict=True):
-        given = {"delta": arguments.delta, "way": arguments.adjacency, "queries": queries}
-        one = mechanism_of(text, **given, epsilon=_epsilon(arguments, name))
+        settings = {"delta": arguments.delta, "way": arguments.adjacency, "queries": queries}
+        mechanism = mechanism_of(text, **settings, epsilon=_epsilon(arguments, name))
         label = name if names.count(name) == 1 else " ".join(shlex.split(text))
-        if label in found and label not in always:
+        if label in mechanisms and label not in always:
             raise ValueError(f"--mechanism must not be repeated, got {label!r} twice")
-        found[label] = one
-    return found
+        mechanisms[label] = mechanism
+    return mechanisms
 
 
 def validation_losses(folder: Path) -> list[dict[str, object]]:
@@ -187,11 +187,11 @@ def validation_losses(folder: Path) -> list[dict[str, object]]:
     """
     from adapmixed.ensemble.members import MEMBER_FILE, read_manifest, read_member_record
 
-    found: list[dict[str, object]] = []
+    entries: list[dict[str, object]] = []
     for member in read_manifest(folder).members:
         if member is not None and (folder / member / MEMBER_FILE).is_file():
             held_out = read_member_record(folder / member)["validation"]
             if held_out is not None:
                 losses = {name: float(held_out[name]) for name in ("loss", "public_loss")}
-                found.append({"member": member, **losses})
-    return found
+                entries.append({"member": member, **losses})
+    return entries

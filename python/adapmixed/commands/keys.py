@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action.add_argument("file", type=Path, metavar="FILE", help="file of keys")
         if name != "list":
             action.add_argument("name", metavar="NAME", help="name of the client")
-        for limit, told in LIMITS.items() if name == "add" else ():
-            action.add_argument(f"--{limit.replace('_', '-')}", type=int, metavar="N", help=told)
+        for limit, words in LIMITS.items() if name == "add" else ():
+            action.add_argument(f"--{limit.replace('_', '-')}", type=int, metavar="N", help=words)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -49,6 +49,6 @@ def run(arguments: argparse.Namespace) -> int:
         rows = [["name", *LIMITS]]
         for key in read_keys(file):
             limits = (getattr(key, name) for name in LIMITS)
-            rows.append([key.name, *("-" if one is None else str(one) for one in limits)])
+            rows.append([key.name, *("-" if limit is None else str(limit) for limit in limits)])
         print(columns(rows))
     return 0

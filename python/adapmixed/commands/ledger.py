@@ -32,14 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         action.add_argument("path", type=Path, help="the ledger's database file")
         if name in ("show", "letter"):
-            told = "ensemble folder (default: found by its register, if it is near the ledger)"
-            action.add_argument("--ensemble", type=Path, help=told)
+            words = "ensemble folder (default: found by its register, if it is near the ledger)"
+            action.add_argument("--ensemble", type=Path, help=words)
         if name == "show":
-            told = "also add up all ledgers of the ensemble"
-            action.add_argument("--all", action="store_true", help=told)
+            words = "also add up all ledgers of the ensemble"
+            action.add_argument("--all", action="store_true", help=words)
         if name == "verify":
-            told = "a digest printed earlier; exit status 2 unless the ledger had it"
-            action.add_argument("--expect", metavar="DIGEST", help=told)
+            words = "a digest printed earlier; exit status 2 unless the ledger had it"
+            action.add_argument("--expect", metavar="DIGEST", help=words)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -57,10 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
     facts: dict[str, Any] = {"path": reading.path, "intact": "yes"}
     facts |= {"charges": reading.charges, "digest": reading.digest}
     if arguments.action == "export":
-        for one in reading.records():
-            content = json.loads(one.text)
-            record = {"sequence": one.sequence, "events": content, "hash": one.hash.hex()}
-            print(canonical(record if one.sequence else {"ledger": content}))
+        for entry in reading.records():
+            content = json.loads(entry.text)
+            record = {"sequence": entry.sequence, "events": content, "hash": entry.hash.hex()}
+            print(canonical(record if entry.sequence else {"ledger": content}))
         return 0
     if arguments.action == "letter":
         print(_letter(reading, _ensemble(reading, arguments.ensemble)))
@@ -78,10 +78,10 @@ def run(arguments: argparse.Namespace) -> int:
             "epsilon": guarantee.epsilon,
         }
         if arguments.all:
-            found = together(_ensemble(reading, arguments.ensemble), reading)
-            facts |= {f"ledger {one.path}": str(one.guarantee) for one in found.readings}
-            facts["together"] = found.words
-    elif arguments.expect not in (None, *(one.hash.hex() for one in reading.records())):
+            total = together(_ensemble(reading, arguments.ensemble), reading)
+            facts |= {f"ledger {ledger.path}": str(ledger.guarantee) for ledger in total.readings}
+            facts["together"] = total.words
+    elif arguments.expect not in (None, *(entry.hash.hex() for entry in reading.records())):
         raise LedgerCorruptError(
             f"--expect must be a digest that {reading.path} had, got {arguments.expect!r}: it is "
             "an older copy or another ledger"
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _ensemble(reading: Reading, given: Path | None) -> Path:
+def _ensemble(reading: Reading, ensemble: Path | None) -> Path:
     """Return the folder of the ensemble whose register has a ledger.
 
     Without a given one, it lies in the current folder, the ledger's, or the one above it.
@@ -104,16 +104,16 @@ def _ensemble(reading: Reading, given: Path | None) -> Path:
     from adapmixed.privacy.ledger import entered, register_of
 
     places = (Path.cwd(), *Path(reading.path).parents[:2])
-    near = [one.parent for place in places for one in sorted(place.glob("*/ensemble.json"))]
+    near = [file.parent for place in places for file in sorted(place.glob("*/ensemble.json"))]
     why = "'adapmixed generate' enters a ledger if it may write to the private folder"
-    for folder in near if given is None else [given]:
+    for folder in near if ensemble is None else [ensemble]:
         try:
             if reading.identity in entered(register_of(folder)):
                 return folder
         except (OSError, ValueError) as error:
             why = str(error)
     raise ValueError(
-        f"--ensemble must be the ensemble whose register has {reading.path}, got {given}: {why}"
+        f"--ensemble must be the ensemble whose register has {reading.path}, got {ensemble}: {why}"
     )
 
 
@@ -129,18 +129,18 @@ def _letter(reading: Reading, ensemble: Path) -> str:
     from adapmixed.privacy.ledger import together
 
     guarantee, binding = reading.guarantee, reading.account.binding
-    found = together(ensemble, reading)
-    stated, epsilon = found.stated, found.stated.epsilon
+    total = together(ensemble, reading)
+    stated, epsilon = total.stated, total.stated.epsilon
     if guarantee.kind != "fixed" or epsilon is None or binding is None:
         raise ValueError(
             f"{reading.path} and all other ledgers of {ensemble} must have an ε that is fixed in "
             "advance for a letter: 'adapmixed ledger show --all' shows them; put lost ones back"
         )
-    inexact = any(one.guarantee.method in ("renyi", "gaussian") for one in found.readings)
+    inexact = any(ledger.guarantee.method in ("renyi", "gaussian") for ledger in total.readings)
     sound = guarantee.limited and not (inexact or guarantee.warnings)
     true = {"", "shard" if stated.unit == "shard" else "unit"}
-    true |= {"several"} if found.ledgers > 1 else {"sound"} if sound else set()
-    true |= {"rounding"} if inexact or found.ledgers > len(found.readings) else set()
+    true |= {"several"} if total.ledgers > 1 else {"sound"} if sound else set()
+    true |= {"rounding"} if inexact or total.ledgers > len(total.readings) else set()
     true |= {"table"} if read_manifest(ensemble).unit is not None else set()
     odds = Decimal(format_epsilon(epsilon)).exp()
     factor = Context(prec=3, rounding=ROUND_CEILING).create_decimal(odds)
@@ -155,7 +155,7 @@ def _letter(reading: Reading, ensemble: Path) -> str:
         "version": __version__,
         "name": ensemble.resolve().name,
     }
-    values |= {"reading": reading, "guarantee": guarantee, "binding": binding, "found": found}
+    values |= {"reading": reading, "guarantee": guarantee, "binding": binding, "found": total}
     lines = [line.split("|", 1) for line in LETTER.read_text(encoding="utf-8").splitlines()]
     return "\n".join(text.format(**values) for condition, text in lines if condition in true)
 
@@ -166,7 +166,7 @@ def all_ledgers(ensemble: str | Path, path: Path | None = None) -> str:
     from adapmixed.privacy.ledger import together
 
     try:
-        found = together(ensemble, None if path is None else read_ledger(path, whole=False))
-        return found.words if found.ledgers > 1 or path is None else ""
+        total = together(ensemble, None if path is None else read_ledger(path, whole=False))
+        return total.words if total.ledgers > 1 or path is None else ""
     except (OSError, ValueError) as error:
         return f"The ledgers of this ensemble could not be added up: {error}"

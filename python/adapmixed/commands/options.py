@@ -90,29 +90,29 @@ def add_options(
         the group, or the parser.
     """
     target = parser if title is None else parser.add_argument_group(title)
-    found = {one.name: one for one in fields(kind)}
+    entries = {entry.name: entry for entry in fields(kind)}
     types: dict[str, Any] = {"int": (int, "N"), "float": (float, "X"), "Path": (Path, "FILE")}
-    for name in found if names is None else names.split():
-        one, text = found[name], str(found[name].type).removesuffix(" | None")
-        given = one.metadata | changes
+    for name in entries if names is None else names.split():
+        entry, text = entries[name], str(entries[name].type).removesuffix(" | None")
+        keywords = entry.metadata | changes
         if text == "bool":
-            given["action"] = "store_true"
+            keywords["action"] = "store_true"
         else:
             read, shown = types.get(text, (str, "NAME"))
-            shown = None if "choices" in given else shown
-            given = {"type": read, "default": one.default, "metavar": shown} | given
+            shown = None if "choices" in keywords else shown
+            keywords = {"type": read, "default": entry.default, "metavar": shown} | keywords
         if text.startswith("list"):
-            given["action"] = "append"
-        if one.default is not None and "(default: " not in given["help"]:
-            given["help"] += f" (default: {one.default})"
-        target.add_argument(f"--{name.replace('_', '-')}", **given)
+            keywords["action"] = "append"
+        if entry.default is not None and "(default: " not in keywords["help"]:
+            keywords["help"] += f" (default: {entry.default})"
+        target.add_argument(f"--{name.replace('_', '-')}", **keywords)
     return target
 
 
 def as_typed(message: str, options: Collection[str]) -> str:
     """Return an error message with the option's name, if there is one, for the argument's."""
     name, _, rest = message.partition(" ")
-    option = f"--{name.replace('_', '-')}"
+    option = f"--{name.removesuffix('_bytes').removesuffix('_strings').replace('_', '-')}"
     return f"{option} {rest}" if option in options else message
 
 
@@ -244,15 +244,15 @@ def progress_bar(unit: str) -> Callable[[int, int], None]:
     bar = tqdm(disable=True)
     every = 0.1 if sys.stderr.isatty() else LINE_SECONDS
 
-    def update(done: int, of: int) -> None:
+    def update(done: int, total: int) -> None:
         nonlocal bar
-        if bar.total != of or done < bar.n:
+        if bar.total != total or done < bar.n:
             bar.close()
             bar = tqdm(
-                total=of, initial=done, unit=unit, leave=False, mininterval=every, delay=every
+                total=total, initial=done, unit=unit, leave=False, mininterval=every, delay=every
             )
         bar.update(done - bar.n)
-        if done == of:
+        if done == total:
             bar.close()
 
     return update
@@ -274,16 +274,16 @@ def load_ensemble(arguments: argparse.Namespace, ranks: Ranks) -> Ensemble:
     if device == "cuda":
         device = f"cuda:{Rank.from_environment().local_rank}"
         torch.cuda.set_device(device)  # NCCL uses the current device
-    found = Ensemble.from_pretrained(
+    ensemble = Ensemble.from_pretrained(
         arguments.base,
         arguments.ensemble,
         dtype=getattr(torch, arguments.dtype),
         device=device,
         ranks=ranks,
     )
-    if found.tokenizer is None:
+    if ensemble.tokenizer is None:
         raise ValueError(f"--base must have a tokenizer, {arguments.base} has none")
-    return found
+    return ensemble
 
 
 def check_device(arguments: argparse.Namespace) -> None:
@@ -300,9 +300,9 @@ def check_device(arguments: argparse.Namespace) -> None:
             "--device cuda needs adapmixed_ext built with CUDA, this build has no CUDA kernels "
             '(see "CUDA" in the documentation)'
         )
-    local, found = Rank.from_environment().local_rank, torch.cuda.device_count()
-    if local >= found:
-        raise ValueError(f"--device cuda needs GPU {local}, but torch finds {found}")
+    local, count = Rank.from_environment().local_rank, torch.cuda.device_count()
+    if local >= count:
+        raise ValueError(f"--device cuda needs GPU {local}, but torch finds {count}")
 
 
 def mechanism_for(arguments: argparse.Namespace, queries: int | None) -> Mechanism:
@@ -362,14 +362,14 @@ def mechanism_of(
         ) from None
     check_option("--mechanism", name, tuple(kinds()))
     kind: Any = kinds()[name]
-    known, types = keys_of(name), types_of(kind)
-    types = {key: types.get(key, "str | None") for key in known}
-    given = settings_of(f"--mechanism {name}", words, types, _GIVEN)
-    preset, always_planned = given.pop("preset", None), name == "pmixed"
-    settings = given if preset is not None else _PAPER.get(name, {}) | given
+    keys, types = keys_of(name), types_of(kind)
+    types = {key: types.get(key, "str | None") for key in keys}
+    values = settings_of(f"--mechanism {name}", words, types, _GIVEN)
+    preset, always_planned = values.pop("preset", None), name == "pmixed"
+    settings = values if preset is not None else _PAPER.get(name, {}) | values
     if always_planned:
         settings = {"adjacency": way} | settings | {"delta": delta}
-    if "queries" in known and "queries" not in given and (epsilon is None or always_planned):
+    if "queries" in keys and "queries" not in values and (epsilon is None or always_planned):
         if ledger:
             budget = "" if always_planned else "--epsilon, for any number of tokens, or "
             raise ValueError(
@@ -381,16 +381,16 @@ def mechanism_of(
         settings = _UNDER_BUDGET.get(name, {}) | settings
     try:
         make = partial(replace, kind.preset(preset)) if preset is not None else kind
-        found: Mechanism = make(**settings)
+        mechanism: Mechanism = make(**settings)
     except (ValueError, TypeError) as error:  # a TypeError begins with the name of __init__
         raise ValueError(f"--mechanism {name}: {str(error).split('__init__() ')[-1]}") from error
-    Accountant(delta, epsilon=epsilon, adjacency=way).bind(found, num_models=1)
-    return found
+    Accountant(delta, epsilon=epsilon, adjacency=way).bind(mechanism, num_models=1)
+    return mechanism
 
 
 def types_of(kind: Any) -> dict[str, str]:
     """Return the annotations of a dataclass's fields as strings."""
-    return {one.name: str(one.type) for one in fields(kind)}
+    return {entry.name: str(entry.type) for entry in fields(kind)}
 
 
 def settings_of(
@@ -402,16 +402,16 @@ def settings_of(
         ValueError: if a key is repeated or unknown, for which `elsewhere` may have the reason, or
             if its value is of another type.
     """
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")
-        if not equals or not key or key in given:
+        if not equals or not key or key in values:
             raise ValueError(f"{option} must have KEY=VALUE once for every key, got {word!r}")
         if key not in types:
             why = elsewhere.get(key, f"keys are {', '.join(types) or 'none'}")
             raise ValueError(f"{option} does not take {key}: {why}")
-        given[key] = _value(f"{option}: {key}", types[key], text)
-    return given
+        values[key] = _value(f"{option}: {key}", types[key], text)
+    return values
 
 
 def _value(name: str, annotation: str, text: str) -> Any:
@@ -437,21 +437,21 @@ def kinds() -> dict[str, type[Mechanism]]:
     """Return the classes of all mechanisms by name."""
     from adapmixed import mechanisms
 
-    found = (getattr(mechanisms, name) for name in mechanisms.__all__)
-    return {kind.name: kind for kind in found if hasattr(kind, "name")}
+    exports = (getattr(mechanisms, name) for name in mechanisms.__all__)
+    return {kind.name: kind for kind in exports if hasattr(kind, "name")}
 
 
 def keys_of(name: str) -> dict[str, Any]:
     """Return the keys of a mechanism with their defaults; "..." stands for no default."""
     kind: Any = kinds()[name]
-    found: dict[str, Any] = {"preset": None} if name == "adapmixed" else {}
-    for one in fields(kind):
-        if one.init and one.name not in _GIVEN:
-            default = "..." if one.default is MISSING else one.default
-            found[one.name] = _PAPER.get(name, {}).get(one.name, default)
-    if "queries" in found:
-        found["queries"] = "without --epsilon, all queries of the run"
-    return found
+    keys: dict[str, Any] = {"preset": None} if name == "adapmixed" else {}
+    for entry in fields(kind):
+        if entry.init and entry.name not in _GIVEN:
+            default = "..." if entry.default is MISSING else entry.default
+            keys[entry.name] = _PAPER.get(name, {}).get(entry.name, default)
+    if "queries" in keys:
+        keys["queries"] = "without --epsilon, all queries of the run"
+    return keys
 
 
 def read_plan(path: Path) -> tuple[str, str, float, str]:
@@ -464,12 +464,12 @@ def read_plan(path: Path) -> tuple[str, str, float, str]:
 
     entries = ("ensemble", "mechanism", "delta", "adjacency")
     try:
-        found = read_versioned(path, PLAN_VERSION, *entries)
-        known, text, delta, way = (found[name] for name in entries)
+        plan = read_versioned(path, PLAN_VERSION, *entries)
+        fingerprint, text, delta, way = (plan[name] for name in entries)
         check_type("mechanism", text, str, "a string")
-        made = mechanism_of(text, delta=delta, epsilon=None, queries=None, way=way)
-        check_queries(made.planned_queries, "queries of mechanism")
-        return known, text, delta, way
+        mechanism = mechanism_of(text, delta=delta, epsilon=None, queries=None, way=way)
+        check_queries(mechanism.planned_queries, "queries of mechanism")
+        return fingerprint, text, delta, way
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"--plan must name a file that 'adapmixed plan --save' wrote, got {path}: {error}"
@@ -495,8 +495,8 @@ def take_plan(arguments: argparse.Namespace) -> None:
             raise ValueError(f"--{name} must not be given with --plan, which has it: leave one out")
     from adapmixed.ensemble.members import recorded_fingerprint
 
-    known, text, delta, way = read_plan(file)
-    if recorded_fingerprint(folder) != known:
+    fingerprint, text, delta, way = read_plan(file)
+    if recorded_fingerprint(folder) != fingerprint:
         raise ValueError(
             f"--plan must be of --ensemble {folder} with its present members, got {file} of "
             f"another: 'adapmixed plan --ensemble {folder}' plans for it"

@@ -66,14 +66,14 @@ def run(arguments: argparse.Namespace) -> int:
 
         if arguments.models is not None:
             raise ValueError(f"--models must not be given with --ensemble, got {arguments.models}")
-        found = read_manifest(arguments.ensemble)
-        arguments.models, unit = len(found.members), found.unit
+        manifest = read_manifest(arguments.ensemble)
+        arguments.models, unit = len(manifest.members), manifest.unit
         arguments.unit = "shard" if unit is None else repr(unit)
     if arguments.epsilon is None or arguments.tokens is None:
         raise ValueError("--epsilon and --tokens must be given, got one of them or neither")
-    given = [name for name in ("save", "mechanism", "all") if getattr(arguments, name)]
-    if given and arguments.models is None:
-        raise ValueError(f"--{given[0]} needs --ensemble or --models")
+    names = [name for name in ("save", "mechanism", "all") if getattr(arguments, name)]
+    if names and arguments.models is None:
+        raise ValueError(f"--{names[0]} needs --ensemble or --models")
     check_output("--save", arguments.save)
     if arguments.save is not None and arguments.ensemble is None:
         raise ValueError("--save needs --ensemble: a saved plan is of its present members")
@@ -90,10 +90,10 @@ def _question(arguments: argparse.Namespace, models: int) -> tuple[float, float,
 
 
 def _say_question(arguments: argparse.Namespace, whom: str = "") -> None:
-    asked = Guarantee(0.0, arguments.delta, "fixed", arguments.adjacency, unit=arguments.unit)
+    guarantee = Guarantee(0.0, arguments.delta, "fixed", arguments.adjacency, unit=arguments.unit)
     print(
         f"Within ε = {format_epsilon(arguments.epsilon)} at δ = {float(arguments.delta)!r} for "
-        f"{arguments.tokens} tokens{whom};\nneighbouring: {asked.neighbours}.\n"
+        f"{arguments.tokens} tokens{whom};\nneighbouring: {guarantee.neighbours}.\n"
     )
 
 
@@ -101,10 +101,10 @@ def _shards(arguments: argparse.Namespace) -> float:
     """Print the box of ClippedMixing for several numbers of shards, and what it kept of a gain."""
     rows = [["mechanism", "settings", "shards", "kept"]]
     for models in planner.SHARDS:
-        for one in planner.chosen(*_question(arguments, models)):
-            if one.mechanism == "clipped-mixing":
-                kept = f"{planner.kept_share(one):.0%}"
-                rows.append([one.mechanism, _settings(one), str(models), kept])
+        for plan in planner.chosen(*_question(arguments, models)):
+            if plan.mechanism == "clipped-mixing":
+                kept = f"{planner.kept_share(plan):.0%}"
+                rows.append([plan.mechanism, _settings(plan), str(models), kept])
     _say_question(arguments)
     print(columns(rows, 2))
     print(
@@ -120,16 +120,16 @@ def _recommended(arguments: argparse.Namespace) -> float:
     """Print and save the plan of the public rule, with --all others, too; return ε of all."""
     name = arguments.mechanism or next(iter(_RULES))
     question = _question(arguments, arguments.models)
-    one = planner.recommended(*question, mechanism=name)
-    mechanism = f"{name} {_values(one.settings)} queries={one.queries}"
+    plan = planner.recommended(*question, mechanism=name)
+    mechanism = f"{name} {_values(plan.settings)} queries={plan.queries}"
     _say_question(arguments, f" to {arguments.models} models")
     print(f'Recommended: --mechanism "{mechanism}"')
-    replies = f", about {one.queries / _REPLY:,.0f} replies of {_REPLY} tokens"
-    many = replies if one.queries >= 1.5 * _REPLY else ""
-    tokens = f"{one.queries} token{'s' * (one.queries > 1)}"
-    print(f"  ε = {format_epsilon(one.epsilon)} for {tokens}{many}.")
-    least, near, share = planner.SHARDS[0], planner.nearest(one.num_models), planner.kept_share(one)
-    never = f"; fewer than {least} were never measured" * (one.num_models < least)
+    replies = f", about {plan.queries / _REPLY:,.0f} replies of {_REPLY} tokens"
+    note = replies if plan.queries >= 1.5 * _REPLY else ""
+    tokens = f"{plan.queries} token{'s' * (plan.queries > 1)}"
+    print(f"  ε = {format_epsilon(plan.epsilon)} for {tokens}{note}.")
+    low, near, share = planner.SHARDS[0], planner.nearest(plan.num_models), planner.kept_share(plan)
+    never = f"; fewer than {low} were never measured" * (plan.num_models < low)
     print(
         f"  With {near} shards such settings kept about {share:.0%} of the best gain without "
         f"protection, in\n  log-perplexity{never} (interpolated; two trainings on other text:\n"
@@ -140,12 +140,12 @@ def _recommended(arguments: argparse.Namespace) -> float:
     if arguments.all:
         _say_all(planner.plan(*question))
     if arguments.save is not None:
-        _save(arguments.save, arguments.ensemble, mechanism, one)
+        _save(arguments.save, arguments.ensemble, mechanism, plan)
         print(f"Wrote {arguments.save}, which is private: other commands take it as --plan.")
-    return one.epsilon
+    return plan.epsilon
 
 
-def _save(path: Path, folder: Path, mechanism: str, one: Plan) -> None:
+def _save(path: Path, folder: Path, mechanism: str, plan: Plan) -> None:
     """Write the plan of an ensemble folder. It holds a digest of the members, so it is private."""
     from adapmixed.ensemble.members import recorded_fingerprint
 
@@ -153,9 +153,9 @@ def _save(path: Path, folder: Path, mechanism: str, one: Plan) -> None:
         "format_version": PLAN_VERSION,
         "ensemble": recorded_fingerprint(folder),
         "mechanism": mechanism,
-        "epsilon": one.epsilon,
-        "delta": one.delta,
-        "adjacency": one.adjacency,
+        "epsilon": plan.epsilon,
+        "delta": plan.delta,
+        "adjacency": plan.adjacency,
     }
     write_file(path, f"{json.dumps(content, indent=2)}\n".encode())
 
@@ -163,18 +163,18 @@ def _save(path: Path, folder: Path, mechanism: str, one: Plan) -> None:
 def _say_all(plans: list[Plan]) -> None:
     """Print the widest settings of every mechanism with a fixed guarantee."""
     rows = [["mechanism", "settings", "ε"]]
-    rows += [[one.mechanism, _settings(one), format_epsilon(one.epsilon)] for one in plans]
+    rows += [[plan.mechanism, _settings(plan), format_epsilon(plan.epsilon)] for plan in plans]
     print(f"\n{columns(rows, 2)}")
     print("\nSettings are shown rounded inward: a copy costs a little less than the ε shown.")
-    if all(one.mechanism != "pmixed" for one in plans):
+    if all(plan.mechanism != "pmixed" for plan in plans):
         print("pmixed: no fixed guarantee of this kind within the budget.")
 
 
-def _settings(one: Plan) -> str:
+def _settings(plan: Plan) -> str:
     """Return what --mechanism takes, rounded inward, so that copied values keep ε."""
-    if one.mechanism == "pmixed":  # it finds its radius from epsilon
-        return _values({name: one.settings[name] for name in ("order", "epsilon")})
-    return _values(planner.rounded_inward(one.settings))
+    if plan.mechanism == "pmixed":  # it finds its radius from epsilon
+        return _values({name: plan.settings[name] for name in ("order", "epsilon")})
+    return _values(planner.rounded_inward(plan.settings))
 
 
 def _values(settings: Mapping[str, float]) -> str:

@@ -160,9 +160,9 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
         )
     print(f"Loading {arguments.ensemble} ...", file=sys.stderr, flush=True)
     ensemble = load_ensemble(arguments, ALONE)
-    of = mechanism, ensemble.num_models, Origin.of(ensemble, arguments.active)
+    binding = mechanism, ensemble.num_models, Origin.of(ensemble, arguments.active)
     empty = Accountant(arguments.delta, epsilon=arguments.epsilon, adjacency=arguments.adjacency)
-    promise(empty, *of, allow_weak=arguments.allow_weak)
+    promise(empty, *binding, allow_weak=arguments.allow_weak)
     accountant = stack.enter_context(accounted(arguments))
     settings = {"memory_bytes": arguments.memory, "active": arguments.active}
     engine: Engine
@@ -193,7 +193,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     every = all_ledgers(arguments.ensemble, arguments.ledger)
     if every and accountant.guarantee().kind == "public":  # the first token costs a whole plan
         every = f"Before the first private token of this one: {every}"
-    line = f"Serving {model.name} at {url}. {promise(accountant, *of)}{left} {every}"
+    line = f"Serving {model.name} at {url}. {promise(accountant, *binding)}{left} {every}"
     listening.listen()
     print(line.rstrip(), file=sys.stderr, flush=True)
     Listener(service, tls=arguments.tls).run(sockets=[listening])
@@ -229,10 +229,10 @@ def _demo(arguments: argparse.Namespace) -> Mechanism:
     arguments.ledger = arguments.demo / "serve.ledger"
     arguments.name = arguments.name or DEMO_NAME
     budget = (DEMO_EPSILON, arguments.delta, NUM_MODELS, DEMO_TOKENS, arguments.adjacency)
-    (one,) = (one for one in chosen(*budget) if one.mechanism == ClippedLogPool.name)
+    (plan,) = (plan for plan in chosen(*budget) if plan.mechanism == ClippedLogPool.name)
     check_output("--demo", arguments.demo, folder=True)
     train_demo(arguments.ensemble)
-    return planned(one)
+    return planned(plan)
 
 
 def promised(
@@ -258,7 +258,7 @@ def promised(
     from adapmixed.privacy import Accountant, BudgetSpentError
     from adapmixed.rng import SecureRandom
 
-    now, trial = accountant.guarantee(), Accountant.from_state(accountant.state())
+    past, trial = accountant.guarantee(), Accountant.from_state(accountant.state())
     asking: Any = mechanism
     if hasattr(mechanism, "public_confidence"):  # no rows are unsure enough for one near 0
         asking = replace(asking, public_confidence=None)
@@ -268,8 +268,8 @@ def promised(
     try:
         trial.charge(ticket)
     except BudgetSpentError:  # no private answer can follow
-        return now
-    return replace(trial.guarantee(), queries=now.queries, public_queries=now.public_queries)
+        return past
+    return replace(trial.guarantee(), queries=past.queries, public_queries=past.public_queries)
 
 
 def promise(
@@ -289,17 +289,17 @@ def promise(
     """
     from adapmixed.privacy.guarantee import weak_warnings
 
-    found = promised(accountant, mechanism, num_models, origin)
-    fixed = found.limited and found.kind in ("fixed", "public")
-    if not found.limited:
-        now = replace(accountant.guarantee(), caveats=found.caveats)
-        so_far = [str(now)] if now.queries else replace(found, epsilon=math.inf).warnings
-        said = " ".join(["The ε of all answers has no limit and grows with every answer.", *so_far])
-    elif found.kind.startswith("data-dependent"):
+    total = promised(accountant, mechanism, num_models, origin)
+    fixed = total.limited and total.kind in ("fixed", "public")
+    if not total.limited:
+        past = replace(accountant.guarantee(), caveats=total.caveats)
+        so_far = [str(past)] if past.queries else replace(total, epsilon=math.inf).warnings
+        text = " ".join(["The ε of all answers has no limit and grows with every answer.", *so_far])
+    elif total.kind.startswith("data-dependent"):
         words = "The cost of its answers depends on the private data and is for the operator alone."
-        said = " ".join([words, *found.warnings])
+        text = " ".join([words, *total.warnings])
     else:
-        said = str(found) if found.kind != "none" else "Its answers have no privacy guarantee."
-    if not allow_weak and (not fixed or weak_warnings(found.epsilon or 0.0, found.delta)):
-        raise ValueError(f"--allow-weak must be given to serve this mechanism: {said}")
-    return said
+        text = str(total) if total.kind != "none" else "Its answers have no privacy guarantee."
+    if not allow_weak and (not fixed or weak_warnings(total.epsilon or 0.0, total.delta)):
+        raise ValueError(f"--allow-weak must be given to serve this mechanism: {text}")
+    return text

@@ -56,11 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the texts, then the guarantee."""
-    own = ("base", "texts", "describe")
-    for name in () if arguments.demo else (*own, "out"):
+    names = ("base", "texts", "describe")
+    for name in () if arguments.demo else (*names, "out"):
         if getattr(arguments, name) is None:
             raise ValueError(f"--{name} must be given, or --demo")
-    for name in (*own, "column", "id_column") if arguments.demo else ():
+    for name in (*names, "column", "id_column") if arguments.demo else ():
         if getattr(arguments, name) is not None:
             raise ValueError(f"{name} must not be given with --demo, which has its own texts")
     check_output("--out", arguments.out)
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     if page is not None:
         texts = page.Canaries.among(texts, describe, min(32, arguments.count), arguments.report)
     shared = "epsilon delta count max_tokens batch longest temperature top_k active".split()
-    found = synthesize(
+    result = synthesize(
         base,
         texts,
         describe,
@@ -97,24 +97,24 @@ def run(arguments: argparse.Namespace) -> int:
         out=arguments.out,
         progress=progress_bar("token"),
     )
-    dealt = found.batches
-    print(f"{found.ensemble.num_models} records for a text, {found.mechanism!r}", file=sys.stderr)
+    dealt = result.batches
+    print(f"{result.ensemble.num_models} records for a text, {result.mechanism!r}", file=sys.stderr)
     print(
         f"{dealt.names} names: {len(dealt.left_out)} found their batch full, {dealt.empty} slots "
-        f"of {len(dealt.slots)} batches are empty, {found.cut} records are longer than a prompt "
+        f"of {len(dealt.slots)} batches are empty, {result.cut} records are longer than a prompt "
         "holds and are cut. These numbers are private.",
         file=sys.stderr,
     )
     written = {}
     try:
-        for batch, text in found:
+        for batch, text in result:
             written[batch] = text
             if arguments.out is None:
                 print(f"[{batch}] {text}", flush=True)
     finally:
-        found.close()
-    print(found.promise)
+        result.close()
+    print(result.promise)
     if page is not None:
-        path = page.write_page(found, texts, written, base, arguments.report)
+        path = page.write_page(result, texts, written, base, arguments.report)
         print(f"wrote {path}", file=sys.stderr)
     return 0

@@ -100,11 +100,11 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed.training.settings import PRESETS as SETTINGS
     from adapmixed.training.settings import base_facts
 
-    given = training_of(arguments)
+    values = training_of(arguments)
     facts = base_facts(arguments.base, arguments.revision)
     preset = SETTINGS.get(arguments.preset)
     num_models = preset.num_models if preset else NUM_MODELS
-    config = _config(arguments, facts, given)
+    config = _config(arguments, facts, values)
     print(f"Corpus {corpus.name}. What stays in one shard: {corpus.unit}.", file=sys.stderr)
     if corpus.positional:
         print(
@@ -136,7 +136,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _config(
-    arguments: argparse.Namespace, facts: BaseFacts, given: Mapping[str, Any]
+    arguments: argparse.Namespace, facts: BaseFacts, values: Mapping[str, Any]
 ) -> FinetuneConfig:
     """Return the training settings that are given, else the preset's, else the defaults."""
     from adapmixed.training.settings import HEAD
@@ -147,10 +147,10 @@ def _config(
     settings = HEAD if facts.targets(targets) == (facts.head,) else {}
     if preset is not None:
         settings = preset.settings
-    if {"steps", "epochs"} <= given.keys():
-        raise ValueError(f"epochs must not be given with steps, got {given['epochs']}")
-    one = {"epochs": 1} if "steps" in given else {"steps": 1} if "epochs" in given else {}
-    return config_of(facts, targets, settings | one, given)
+    if {"steps", "epochs"} <= values.keys():
+        raise ValueError(f"epochs must not be given with steps, got {values['epochs']}")
+    other = {"epochs": 1} if "steps" in values else {"steps": 1} if "epochs" in values else {}
+    return config_of(facts, targets, settings | other, values)
 
 
 def add_training_options(parser: argparse.ArgumentParser, **output: str) -> None:
@@ -190,22 +190,22 @@ def training_of(arguments: argparse.Namespace, *without: str) -> dict[str, Any]:
     from adapmixed.training import FinetuneConfig
 
     types = types_of(FinetuneConfig)
-    own = {name: f"use --{name.replace('_', '-')}" for name in types if hasattr(arguments, name)}
-    other = own | {"target_modules": "use --adapt"}
+    flags = {name: f"use --{name.replace('_', '-')}" for name in types if hasattr(arguments, name)}
+    other = flags | {"target_modules": "use --adapt"}
     types = {name: types[name] for name in types if name not in (*other, *without)}
-    found = settings_of("--training", (arguments.training or "").split(), types, other)
-    return found | _given(arguments, own)
+    values = settings_of("--training", (arguments.training or "").split(), types, other)
+    return values | _given(arguments, flags)
 
 
 def _given(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    return {name: one for name in names if (one := getattr(arguments, name)) is not None}
+    return {name: value for name in names if (value := getattr(arguments, name)) is not None}
 
 
 def config_of(
     facts: BaseFacts,
     targets: tuple[str, ...],
     settings: Mapping[str, Any],
-    given: Mapping[str, Any],
+    values: Mapping[str, Any],
 ) -> FinetuneConfig:
     """Return the settings that are given, else `settings`, else the defaults.
 
@@ -216,7 +216,7 @@ def config_of(
     """
     from adapmixed.training import FinetuneConfig
 
-    config = FinetuneConfig(**{**settings, **given}, target_modules=targets)
-    if "block_size" in given or facts.longest_block is None:
+    config = FinetuneConfig(**{**settings, **values}, target_modules=targets)
+    if "block_size" in values or facts.longest_block is None:
         return config
     return replace(config, block_size=min(config.block_size, facts.longest_block))

@@ -70,7 +70,7 @@ def held_out_documents() -> list[Document]:
 
 def _documents(*, held_out: bool) -> list[Document]:
     topics = topic_documents().items()
-    return [one for topic, found in topics if is_held_out(topic) == held_out for one in found]
+    return [doc for topic, docs in topics if is_held_out(topic) == held_out for doc in docs]
 
 
 def demo_base() -> Path:

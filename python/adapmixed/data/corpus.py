@@ -125,10 +125,10 @@ class Corpus:
             return kind_of(path) or "text"
         kinds = set(self._below)
         if len(kinds) != 1:
-            found = " and ".join(sorted(kinds)) or "none of them"
+            content = " and ".join(sorted(kinds)) or "none of them"
             raise ValueError(
                 f"corpus must be a folder of *.txt, *.csv, *.jsonl or *.parquet files, but {path} "
-                f"holds {found}"
+                f"holds {content}"
             )
         return kinds.pop()
 
@@ -240,13 +240,13 @@ class Corpus:
             yield relative_name(self._path, file), rows
 
     def _row_documents(self, part: str, rows: Iterator[Row], render: Render) -> Iterator[Document]:
-        found: Iterator[tuple[str | None, str]] = (
+        documents: Iterator[tuple[str | None, str]] = (
             (self._name(where, row), self._text(where, row, render)) for where, row in rows
         )
         if self.new_document is not None:
-            texts = (text for _, text in found)
-            found = ((None, text) for text in _joined(texts, self.new_document))
-        for number, (name, text) in enumerate(found):
+            texts = (text for _, text in documents)
+            documents = ((None, text) for text in _joined(texts, self.new_document))
+        for number, (name, text) in enumerate(documents):
             if text.strip():
                 yield Document(f"{part}#{number}" if name is None else name, text)
 
@@ -278,12 +278,12 @@ def _conversation(where: str, value: Any, render: Callable[..., str]) -> str:
     """Return the text of a conversation; raise ValueError for anything else."""
     messages = []
     for number, message in enumerate(value if isinstance(value, list) else [None]):
-        given = message.items() if isinstance(message, dict) else ()
-        known = {k: v for k, v in given if v is not None}  # Parquet adds None for missing keys
-        if not all(isinstance(known.get(key), str) for key in ("role", "content")):
+        items = message.items() if isinstance(message, dict) else ()
+        entries = {k: v for k, v in items if v is not None}  # Parquet adds None for missing keys
+        if not all(isinstance(entries.get(key), str) for key in ("role", "content")):
             wanted = '{"role": text, "content": text}'
             raise ValueError(f"{where} must be a list of {wanted}, but message {number} is not one")
-        messages.append(known)
+        messages.append(entries)
     try:
         return render(messages) if messages else ""
     except Exception as error:  # a template is a program, and may raise anything

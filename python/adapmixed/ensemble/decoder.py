@@ -157,14 +157,14 @@ class Decoder:
         other._check_read()
         self._logits = other._logits = None
         width, device = max(self.length, other.length), self._ends.device
-        own, joining = (torch.arange(len(one._ends), device=device) for one in (self, other))
+        kept, joining = (torch.arange(len(side._ends), device=device) for side in (self, other))
         self._ends = torch.cat([self._ends, other._ends])
         pairs = zip(written_layers(self._cache), written_layers(other._cache), strict=True)
         for layer, more in pairs:
-            sources = [(layer, own), (more, joining)]
-            regroup(layer, sources, len(own), self._ensemble.begun + width, self.window)
+            sources = [(layer, kept), (more, joining)]
+            regroup(layer, sources, len(kept), self._ensemble.begun + width, self.window)
             more.keys = more.values = more._blocks = None  # no second copy of other layers
-        self._padding = torch.cat([one._padding + width - one.length for one in (self, other)])
+        self._padding = torch.cat([side._padding + width - side.length for side in (self, other)])
         self._left = torch.cat([self._left, other._left])
         self.length = width
 
@@ -229,9 +229,9 @@ def cache_argument(model: Any) -> str:
     Raises:
         ValueError: if the model takes none.
     """
-    known = inspect.signature(model.forward).parameters
+    parameters = inspect.signature(model.forward).parameters
     for name in ("cache", "past_key_values"):
-        if name in known:
+        if name in parameters:
             return name
     raise ValueError(
         "base must take a key/value cache (an argument cache or past_key_values), got "
@@ -294,9 +294,9 @@ def regroup(
         length: number of positions that stay. A layer with a sliding window may hold fewer.
         positions: how many positions to reserve; a layer with a sliding window reserves none.
     """
-    held = min(length, max(one.keys.shape[-2] for one, _ in sources))
+    held = min(length, max(source.keys.shape[-2] for source, _ in sources))
     room = max(held, positions) if isinstance(layer, PreallocatedLayer) else held
-    found = []
+    pair = []
     for name in ("keys", "values"):
         rows, heads, _, size = getattr(layer, name).shape
         blocks, start = rows // batch, 0
@@ -311,9 +311,9 @@ def regroup(
             place = block[:, start:stop, :, held - stay : held]
             torch.index_select(last, 1, chosen, out=place)
             start = stop
-        found.append(block.flatten(0, 1))
-    layer.keys, layer.values = (block[..., :held, :] for block in found)
+        pair.append(block.flatten(0, 1))
+    layer.keys, layer.values = (block[..., :held, :] for block in pair)
     if isinstance(layer, PreallocatedLayer):
-        layer._blocks, layer._positions = found, positions
+        layer._blocks, layer._positions = pair, positions
     if hasattr(layer, "cumulative_length"):  # a sliding window counts what it has forgotten, too
         layer.cumulative_length = length

@@ -133,7 +133,7 @@ class Ensemble:
         check_vocabulary(vocab_size, "model")
         unnamed = None if tokenizer is None else unnamed_ids(tokenizer, vocab_size)
         masked = unnamed.to(model.device) if unnamed is not None and len(unnamed) else None
-        adapted = merged_layers([one.layers for one in adapters]) if adapted is None else adapted
+        adapted = merged_layers([lora.layers for lora in adapters]) if adapted is None else adapted
         self.trunk = find_trunk(model, adapted)
         head = head_name(model)
         # The widest layer below the output layer, which configurations name in many ways.
@@ -248,8 +248,8 @@ class Ensemble:
         settings = getattr(self.model, "generation_config", None)
         tokens: set[int] = set()
         for owner in (self.tokenizer, settings):
-            found = getattr(owner, "eos_token_id", None)
-            tokens.update([found] if isinstance(found, int) else found or ())
+            ends = getattr(owner, "eos_token_id", None)
+            tokens.update([ends] if isinstance(ends, int) else ends or ())
         return frozenset(tokens)
 
     def logits(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -349,8 +349,8 @@ class Ensemble:
             ValueError: as in `iter_logits`, or if the mask has another form.
         """
         ids, active = self.check_ids(input_ids), active_tokens(active, self.vocab_size)
-        given = memory_bytes, active, new_tokens, answer_bytes, unread
-        return Decoder(self, ids, attention_mask, *given)
+        options = memory_bytes, active, new_tokens, answer_bytes, unread
+        return Decoder(self, ids, attention_mask, *options)
 
     def sequence_bytes(
         self,
@@ -588,8 +588,8 @@ class Ensemble:
         if element < 4:  # adapters compute in fp32
             activations += computed * 4 * (hidden + inner)
         # In the output layer the public columns, and those of members in fp32 or without adapters.
-        own = (0 if element == 4 else 4) + (0 if self.trunk.head is not None else element)
-        activations += batch * (4 + own * members) * width
+        size = (0 if element == 4 else 4) + (0 if self.trunk.head is not None else element)
+        activations += batch * (4 + size * members) * width
         if active is not None and self.trunk.head is None:  # the active tokens' rows
             activations += active * int(config.hidden_size) * element
         return self.cache_bytes(batch, window), logits, activations

@@ -99,10 +99,10 @@ MISSING = Adapter({})
 
 def merged_layers(members: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Return every layer that some member adapts, with the largest of its ranks."""
-    found: dict[str, int] = {}
+    merged: dict[str, int] = {}
     for layers in members:
-        found |= {name: max(rank, found.get(name, 0)) for name, rank in layers.items()}
-    return dict(sorted(found.items()))
+        merged |= {name: max(rank, merged.get(name, 0)) for name, rank in layers.items()}
+    return dict(sorted(merged.items()))
 
 
 class BatchedLoRA(nn.Module):
@@ -133,8 +133,8 @@ class BatchedLoRA(nn.Module):
         up = torch.zeros((len(updates), rank, size_out), device=device)
         for member, update in enumerate(updates):
             if update is not None:
-                own = update[0].shape[1]
-                down[member, :, :own], up[member, :own] = update
+                r = update[0].shape[1]
+                down[member, :, :r], up[member, :r] = update
         self.register_buffer("down", down)
         self.register_buffer("up", up)
 
@@ -275,22 +275,22 @@ def _repeat_arguments(
     """Repeat the arguments of a block, chosen by name: hidden states in the first block alone."""
     signature = inspect.signature(block.forward)
     bound = signature.bind(*args, **kwargs)
-    given = bound.arguments
-    sequences = len(given["hidden_states"]) // (1 if first else rows)
+    arguments = bound.arguments
+    sequences = len(arguments["hidden_states"]) // (1 if first else rows)
     if first:
-        given["hidden_states"] = given["hidden_states"].repeat(rows, 1, 1)
-    for name, value in given.items():
+        arguments["hidden_states"] = arguments["hidden_states"].repeat(rows, 1, 1)
+    for name, value in arguments.items():
         if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-            for key, one in value.items():
-                value[key] = _repeated(key, one, rows, sequences)
+            for key, argument in value.items():
+                value[key] = _repeated(key, argument, rows, sequences)
         elif name != "hidden_states":
-            given[name] = _repeated(name, value, rows, sequences)
+            arguments[name] = _repeated(name, value, rows, sequences)
     return bound.args, bound.kwargs
 
 
 def _repeated(name: str, value: Any, rows: int, sequences: int) -> Any:
     if isinstance(value, tuple | list):
-        return type(value)(_repeated(name, one, rows, sequences) for one in value)
+        return type(value)(_repeated(name, part, rows, sequences) for part in value)
     if not isinstance(value, Tensor) or name in _NO_SEQUENCES:
         return value
     length = len(value)
@@ -384,12 +384,12 @@ class HeadAdapters(nn.Module):
         short: bool,
     ) -> None:
         super().__init__()
-        ups = [None if one is None else one[1] for one in updates]
-        short = short or all(one is None or torch.equal(one.bfloat16().float(), one) for one in ups)
+        ups = [None if update is None else update[1] for update in updates]
+        short = short or all(up is None or torch.equal(up.bfloat16().float(), up) for up in ups)
         dtype = torch.bfloat16 if short else torch.float32
         self.rank, self.blocks = rank, blocks_of(len(updates))
         self.register_buffer("factors", pack_factors(ups, rank, shape[1], dtype))
-        downs = [None if one is None else one[0] for one in updates]
+        downs = [None if update is None else update[0] for update in updates]
         self.register_buffer("codes", pack_codes(downs, rank, shape[0]))
 
     def write(self, start: Tensor, hidden: Tensor, tokens: Tensor | None, columns: Tensor) -> None:
@@ -408,9 +408,9 @@ class HeadAdapters(nn.Module):
             padded = hidden.new_zeros((self.blocks * BLOCK, positions, width), dtype=torch.float32)
             padded[:models] = hidden
             codes = self.codes.view(width, self.blocks, self.rank, BLOCK).permute(1, 3, 0, 2)
-            own = torch.bmm(padded, codes.reshape(-1, width, self.rank))
-            own = own.view(self.blocks, BLOCK, positions, self.rank).permute(2, 0, 3, 1)
-            coefficients = own.contiguous()
+            product = torch.bmm(padded, codes.reshape(-1, width, self.rank))
+            product = product.view(self.blocks, BLOCK, positions, self.rank).permute(2, 0, 3, 1)
+            coefficients = product.contiguous()
         shape = (-1, self.blocks, self.rank, BLOCK)
         exact = columns if columns.dtype == torch.float32 else columns.float()
         add_low_rank(start.float(), coefficients.view(shape), self.factors, exact, tokens)
@@ -476,33 +476,33 @@ class OutputLayer(nn.Module):
         self.tokens = tokens = self._chosen(public)
         width = row_width(vocab, None if tokens is None else tokens.shape[1])
         shape = (len(public), vocab + self.num_models * width)
-        found = public.new_empty(shape) if self.room is None else self.room.take(shape, public)
-        found[:, :vocab] = public
-        columns = found[:, vocab:].view(len(public), self.num_models, width).transpose(0, 1)
+        result = public.new_empty(shape) if self.room is None else self.room.take(shape, public)
+        result[:, :vocab] = public
+        columns = result[:, vocab:].view(len(public), self.num_models, width).transpose(0, 1)
         columns = columns if tokens is None else columns[..., : tokens.shape[1]]
         hidden = hidden.flatten(-3, -2)
         if self.shared:
             start = public if tokens is None else public.gather(1, tokens)
         else:
-            start = self._own(hidden, tokens)
+            start = self._base_logits(hidden, tokens)
         if self.adapters is None:
             columns.copy_(start)
         else:
             self.adapters.write(start, hidden, tokens, columns)
-        return found.view(*logits.shape[:-1], -1)
+        return result.view(*logits.shape[:-1], -1)
 
-    def split(self, found: Tensor, zero_members: Sequence[int]) -> Logits:
+    def split(self, result: Tensor, zero_members: Sequence[int]) -> Logits:
         """Return the logits in the last pass's result, as views of it.
 
         Args:
-            found: the result, which the model may have capped or scaled.
+            result: the result, which the model may have capped or scaled.
             zero_members: members whose logits are copied from the public ones.
         """
         tokens, self.tokens = self.tokens, None
-        public, rest = found[..., : self.vocab_size], found[..., self.vocab_size :]
+        public, rest = result[..., : self.vocab_size], result[..., self.vocab_size :]
         private = rest.view(*rest.shape[:-1], self.num_models, -1).movedim(-2, 0)
         if tokens is not None:
-            tokens = tokens.view(*found.shape[:-1], -1)
+            tokens = tokens.view(*result.shape[:-1], -1)
             private = private[..., : tokens.shape[-1]]
         if self.masked is not None:
             public.index_fill_(-1, self.masked, -torch.inf)
@@ -523,15 +523,15 @@ class OutputLayer(nn.Module):
             public = public.index_fill(1, self.masked, -torch.inf)
         return likeliest(public, self.active)
 
-    def _own(self, hidden: Tensor, tokens: Tensor | None) -> Tensor:
+    def _base_logits(self, hidden: Tensor, tokens: Tensor | None) -> Tensor:
         """Return the base's logits of the members' own hidden states, (N, P, d)."""
         if tokens is None or not isinstance(self.base, nn.Linear):
             every: Tensor = self.base(hidden)
             return every if tokens is None else every.gather(2, tokens.expand(len(every), -1, -1))
         weight, bias = self.base.weight, self.base.bias
-        found = hidden.new_empty((*hidden.shape[:2], tokens.shape[1]))
+        logits = hidden.new_empty((*hidden.shape[:2], tokens.shape[1]))
         for position, chosen in enumerate(tokens):
-            torch.matmul(hidden[:, position], weight[chosen].T, out=found[:, position])
+            torch.matmul(hidden[:, position], weight[chosen].T, out=logits[:, position])
             if bias is not None:
-                found[:, position] += bias[chosen]
-        return found
+                logits[:, position] += bias[chosen]
+        return logits

@@ -140,7 +140,7 @@ class Manifest:
             raise ValueError(f"adapted must map layer names to integers >= 1, got {self.adapted!r}")
         object.__setattr__(self, "adapted", dict(sorted(self.adapted.items())))
         check_shards(self.members, self.shards)
-        each = bool(self.shards) and all(len(one["identifiers"]) <= 1 for one in self.shards)
+        each = bool(self.shards) and all(len(shard["identifiers"]) <= 1 for shard in self.shards)
         if self.unit is not None and not (self.unit and each):
             raise ValueError(
                 f"unit must be null unless shards give every name a member, got {self.unit!r}"
@@ -163,21 +163,21 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
         why = ", it is a single adapter: give a list of such folders in Python, or write that file"
         raise ValueError(f"folder must hold {FILE_NAME}, {folder} does not{why * single}")
     data = read_versioned(path, FORMAT_VERSION, "members", "adapted")
-    names = [one.name for one in fields(Manifest)]
-    given = {name: data[name] for name in names if data.get(name) is not None}
+    names = [entry.name for entry in fields(Manifest)]
+    entries = {name: data[name] for name in names if data.get(name) is not None}
     try:
-        for name in given.keys() & {"members", "shards", "beginning"}:
-            if not isinstance(given[name], list):
-                raise ValueError(f"{name} must be a list, got {given[name]!r}")
-            given[name] = tuple(given[name])
-        return Manifest(**{"base_model": ""} | given)
+        for name in entries.keys() & {"members", "shards", "beginning"}:
+            if not isinstance(entries[name], list):
+                raise ValueError(f"{name} must be a list, got {entries[name]!r}")
+            entries[name] = tuple(entries[name])
+        return Manifest(**{"base_model": ""} | entries)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
 
 
 def write_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> None:
     """Write `folder/ensemble.json` in the current format, atomically."""
-    entries = {one.name: getattr(manifest, one.name) for one in fields(Manifest)}
+    entries = {entry.name: getattr(manifest, entry.name) for entry in fields(Manifest)}
     data = {"format_version": FORMAT_VERSION, **entries}
     write_file(Path(folder) / FILE_NAME, (json.dumps(data, indent=1) + "\n").encode())
 
@@ -205,9 +205,9 @@ def read_versioned(path: Path, version: int, *entries: str) -> dict[str, Any]:
         OSError: if it cannot be read.
     """
     data: dict[str, Any] = read_json(path)
-    found = data.get("format_version") if isinstance(data, dict) else None
-    if found != version:
-        raise ValueError(f"{path}: format_version must be {version}, got {found!r}: make it again")
+    stored = data.get("format_version") if isinstance(data, dict) else None
+    if stored != version:
+        raise ValueError(f"{path}: format_version must be {version}, got {stored!r}: make it again")
     if missing := sorted(set(entries) - data.keys()):
         raise ValueError(f"{path} must hold {', '.join(entries)}, got no {missing[0]}")
     return data
@@ -261,7 +261,7 @@ def _is_record(shard: Any) -> bool:
         return False
     digests = (*identifiers, entries.get("sha256"), entries.get("identifier_key"))
     return min(documents, 1) <= len(identifiers) <= documents and all(
-        isinstance(one, str) and _DIGEST.fullmatch(one) for one in digests
+        isinstance(digest, str) and _DIGEST.fullmatch(digest) for digest in digests
     )
 
 
@@ -287,11 +287,11 @@ def read_members(
     source = source_of(base)
     root = Path(folder) if isinstance(folder, str | os.PathLike) else None
     compare, on_hub = partial(compare_files, base, root, manifest.base_files), is_hub_name(source)
-    found, verified = ({}, False) if on_hub else compare()
+    files, verified = ({}, False) if on_hub else compare()
     model, tokenizer = load_base(base, dtype, revision=manifest.revision)
     commit = getattr(model.config, "_commit_hash", None)
     if on_hub:  # loading has downloaded the files, perhaps of a newer commit than was here
-        found, verified = compare(commit or manifest.revision)
+        files, verified = compare(commit or manifest.revision)
     here, trained = beginning_of(tokenizer), manifest.beginning
     if tokenizer is not None and trained is not None and trained != here:
         raise ValueError(
@@ -308,12 +308,13 @@ def read_members(
     for path, adapter in read.items():
         _check_layers(path, adapter.layers, manifest.adapted, exact=exact)
     _check_records(manifest, paths, read)
-    check_names(None if verified else source, {str(p): one.base_name for p, one in read.items()})
+    names = {str(path): adapter.base_name for path, adapter in read.items()}
+    check_names(None if verified else source, names)
     if manifest.revision is not None and on_hub and manifest.base_model == source:
         # A full hub name with its commit identifies the files. Names in the members verify nothing,
         # so that the guarantee does not depend on who is missing.
         verified = True
-    digest = fingerprint(base, member_digests(paths, read), found, commit)
+    digest = fingerprint(base, member_digests(paths, read), files, commit)
     if not ranks.alone:
         facts = {
             "the ensemble": manifest,
@@ -384,10 +385,10 @@ def _check_records(
         if path is None or path not in read:
             continue
         try:
-            own = read_member_record(path)["shard"]
+            shard = read_member_record(path)["shard"]
         except (OSError, ValueError):  # a service need not have it, or cannot read it
-            own = record
-        if own != record:
+            shard = record
+        if shard != record:
             raise ValueError(
                 f"shards must describe what each member was trained on, but {path / MEMBER_FILE} "
                 f"differs from {FILE_NAME}: the member may be of another training"
@@ -416,7 +417,7 @@ def read_adapters(model: Any, folders: Sequence[Path]) -> list[Adapter]:
         ValueError: if an adapter does not fit the model or is not plain LoRA, for instance another
             peft type, DoRA, biases or extra trained modules.
     """
-    found, tensors = [], dict(model.named_parameters(remove_duplicate=False))
+    adapters, tensors = [], dict(model.named_parameters(remove_duplicate=False))
     planned: dict[str, dict[str, Layer]] = {}  # by the settings; peft writes its sets in any order
     for path in folders:
         raw = _read_config(path)
@@ -430,8 +431,8 @@ def read_adapters(model: Any, folders: Sequence[Path]) -> list[Adapter]:
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         name = raw.get("base_model_name_or_path")
-        found.append(Adapter(updates, name, _digest(raw, content)))
-    return found
+        adapters.append(Adapter(updates, name, _digest(raw, content)))
+    return adapters
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -468,13 +469,13 @@ def _planned(model: Any, settings: dict[str, Any]) -> dict[str, Layer]:
             inject_adapter_in_model(config, empty, low_cpu_mem_usage=True)
     except Exception as error:  # wrong settings raise many types of exception
         raise ValueError(f"{ADAPTER_CONFIG} must hold settings of LoRA: {error}") from error
-    found = {}
+    layers = {}
     for name, layer in empty.named_modules():
         if isinstance(layer, LoraLayer) and "default" in layer.lora_A:
             parts = {"A": layer.lora_A["default"], "B": layer.lora_B["default"]}
             shapes = {which: tuple(part.weight.shape) for which, part in parts.items()}
-            found[name] = shapes, float(layer.scaling["default"])
-    return found
+            layers[name] = shapes, float(layer.scaling["default"])
+    return layers
 
 
 def _updates(
@@ -500,10 +501,10 @@ def _updates(
     updates: dict[str, Update] = {}
     for name, pair in sorted(pairs.items()):
         expected, scale = planned[name]
-        found = {which: tuple(value.shape) for which, value in sorted(pair.items())}
-        if found != expected:
+        shapes = {which: tuple(value.shape) for which, value in sorted(pair.items())}
+        if shapes != expected:
             raise ValueError(
-                f"{name}: weights must have shapes {expected} by r or rank_pattern, got {found} "
+                f"{name}: weights must have shapes {expected} by r or rank_pattern, got {shapes} "
                 f"({_RESIZED})"
             )
         a, b = pair["A"].to(torch.float32), pair["B"].to(torch.float32)
@@ -514,23 +515,23 @@ def _updates(
     return updates
 
 
-def _check_copy(key: str, copy: Tensor, own: Tensor) -> None:
+def _check_copy(key: str, copy: Tensor, base: Tensor) -> None:
     """Raise ValueError unless a tensor holds the base's numbers, each rounded to its own dtype.
 
     peft stores some of them with adapted heads. The base's file may hold the numbers in a third
     dtype, so neither need be the other's rounding.
     """
-    if own.dtype == copy.dtype or own.shape != copy.shape or not copy.is_floating_point():
-        same = torch.equal(own, copy)
+    if base.dtype == copy.dtype or base.shape != copy.shape or not copy.is_floating_point():
+        same = torch.equal(base, copy)
     else:
-        step = max(torch.finfo(one.dtype).eps for one in (own, copy))
+        step = max(torch.finfo(tensor.dtype).eps for tensor in (base, copy))
         same = all(
-            torch.allclose(one.float(), other.float(), rtol=step, atol=_SMALLEST)
-            for one, other in zip(*(torch.split(t, _ROWS) for t in (own, copy)), strict=True)
+            torch.allclose(rows.float(), other.float(), rtol=step, atol=_SMALLEST)
+            for rows, other in zip(*(torch.split(t, _ROWS) for t in (base, copy)), strict=True)
         )
     if not same:
         raise ValueError(
-            f"{key} must equal the base's weights of shape {tuple(own.shape)}, which all members "
+            f"{key} must equal the base's weights of shape {tuple(base.shape)}, which all members "
             f"share, got other ones of shape {tuple(copy.shape)} ({_RESIZED})"
         )
 
@@ -560,12 +561,12 @@ def adapter_layers(folder: Folder) -> dict[str, int]:
     """
     weights = _read_weights(Path(folder))[1]
     matches = {key: _LORA_WEIGHT.fullmatch(key) for key in sorted(weights)}
-    found = {
+    layers = {
         match[1]: len(weights[key]) for key, match in matches.items() if match and match[2] == "A"
     }
-    if not found:
+    if not layers:
         raise ValueError(f"{folder} must hold lora_A and lora_B of linear layers, but has none")
-    return found
+    return layers
 
 
 def _check_layers(
@@ -606,11 +607,11 @@ def member_digests(
     Raises:
         ValueError: as `read_adapters`, for files that are missing and for the settings.
     """
-    known = {path: one.digest for path, one in (read or {}).items()}
+    digests = {path: adapter.digest for path, adapter in (read or {}).items()}
     return [
         "missing"
         if path is None
-        else known.get(path) or _digest(_read_config(path), _read_weights(path)[0])
+        else digests.get(path) or _digest(_read_config(path), _read_weights(path)[0])
         for path in members
     ]
 
@@ -636,7 +637,7 @@ def fingerprint(
         64 hexadecimal digits.
     """
     if isinstance(base, str | os.PathLike) and Path(base).is_dir():
-        facts = [f"{name} {found}" for name, found in sorted(files.items())]
+        facts = [f"{name} {digest}" for name, digest in sorted(files.items())]
     elif isinstance(base, str):
         facts = [f"name {base}", f"commit {commit}"]
     else:

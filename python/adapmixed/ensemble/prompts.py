@@ -83,8 +83,8 @@ class PromptEnsemble(Ensemble):
         check_count("longest", longest)
         if not describe.strip():
             raise ValueError(f"describe must say what a record is, got {describe!r}")
-        model, found = load_base(base, dtype)
-        tokenizer = found if tokenizer is None else tokenizer
+        model, base_tokenizer = load_base(base, dtype)
+        tokenizer = base_tokenizer if tokenizer is None else tokenizer
         if tokenizer is None:
             raise ValueError("base must have a tokenizer, but has none")
         model = model if device is None else model.to(device)
@@ -101,7 +101,7 @@ class PromptEnsemble(Ensemble):
         self._public = [model_name, describe.strip(), plain, longest]
         # A window that slides counts, because it would count the padding.
         sliding = [window for _, _, window in self._cached_layers]
-        limits = [one for one in (self.max_positions, *sliding) if one is not None]
+        limits = [limit for limit in (self.max_positions, *sliding) if limit is not None]
         self._fill([None] * records)
         if limits:
             self.max_positions = min(limits) - self.begun
@@ -123,9 +123,9 @@ class PromptEnsemble(Ensemble):
         """
         if len(records) != self.num_models:
             raise ValueError(f"records must be {self.num_models}, got {len(records)}")
-        found = copy.copy(self)
-        found._fill(records)
-        return found
+        ensemble = copy.copy(self)
+        ensemble._fill(records)
+        return ensemble
 
     def _fill(self, records: Sequence[str | None]) -> None:
         intro, outro = self._around
@@ -141,14 +141,14 @@ class PromptEnsemble(Ensemble):
                 raise ValueError(f"records must hold text, got {record!r}")
             # As a tokenizer cuts the whole text, without tokens that the base does not have.
             whole = plain_ids(self.tokenizer, intro + record)
-            ids = [one for one in whole if one < self.vocab_size]
+            ids = [token for token in whole if token < self.vocab_size]
             self.cut += len(ids) > most
             shown = torch.tensor([*ids[:most], *end])
             slots[row, -len(shown) :], mask[row, -len(shown) :] = shown, 1
         self._slots, self._mask = slots.to(self.device), mask.to(self.device)
         self.zero_members = tuple(i for i, record in enumerate(records) if record is None)
-        told = json.dumps([self._public, list(records)])
-        self.fingerprint = hashlib.sha256(told.encode()).hexdigest()
+        text = json.dumps([self._public, list(records)])
+        self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def begun(self) -> int:
@@ -191,8 +191,8 @@ class PromptEnsemble(Ensemble):
             return super()._masking(ids, mask, cache)
         prompts, new = self._mask, ids.shape[1]
         length = cache.get_seq_length() + new
-        own = prompts.new_ones(1, length - self.begun) if mask is None else mask
-        padding = (own.cumsum(dim=1) == 0).sum(dim=1)  # of each sequence, before its prompt
+        sequences = prompts.new_ones(1, length - self.begun) if mask is None else mask
+        padding = (sequences.cumsum(dim=1) == 0).sum(dim=1)  # of each sequence, before its prompt
         places = torch.arange(length, device=ids.device) - padding[:, None]
         held = prompts[:, places.clamp(0, self.begun - 1)]  # (N + 1, b or 1, length)
         held = torch.where(places < self.begun, held * (places >= 0), 1)
@@ -218,9 +218,9 @@ def _wording(tokenizer: Any, describe: str, plain: bool) -> tuple[str, tuple[str
             "base must have a chat template, but its tokenizer has none: plain=True (--plain) "
             "writes prompts without one"
         )
-    asked = f"Write {describe}. Answer with its text alone.{_MARK}"
+    request = f"Write {describe}. Answer with its text alone.{_MARK}"
     text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": asked}], tokenize=False, add_generation_prompt=True
+        [{"role": "user", "content": request}], tokenize=False, add_generation_prompt=True
     )
     before, _, after = text.partition(_MARK)
     return before, (_EXAMPLE, ""), after

@@ -186,7 +186,7 @@ def load_tokenizer(name: str | os.PathLike[str], revision: str | None = None) ->
     from transformers import AutoTokenizer
 
     files = (_TOKENIZER, "tokenizer_config.json", *_VOCABULARIES)  # settings are not enough
-    if (local := Path(name)).is_dir() and not any((local / one).is_file() for one in files):
+    if (local := Path(name)).is_dir() and not any((local / file).is_file() for file in files):
         return None
     return AutoTokenizer.from_pretrained(name, revision=revision)
 
@@ -217,16 +217,16 @@ def file_digests(find: Callable[[str], Path | None]) -> dict[str, str]:
     versions = _content(find("tokenizer_config.json")).get("fast_tokenizer_files") or ()
     tokenizer = (_TOKENIZER, *_SETTINGS, _ADDED_TOKENS, *_VOCABULARIES)
     names = [_CONFIG, *_weights(find), *tokenizer, *versions]
-    found = {name: path for name in names if (path := find(name)) is not None}
-    if _TOKENIZER in found:
-        found = {name: path for name, path in found.items() if name not in _VOCABULARIES}
-    return {name: _digest(name, path) for name, path in sorted(found.items())}
+    paths = {name: path for name in names if (path := find(name)) is not None}
+    if _TOKENIZER in paths:
+        paths = {name: path for name, path in paths.items() if name not in _VOCABULARIES}
+    return {name: _digest(name, path) for name, path in sorted(paths.items())}
 
 
 def _weights(find: Callable[[str], Path | None]) -> list[str]:
     """Return the names of the files that the weights are loaded from."""
     named = _content(find(_CONFIG)).get("transformers_weights")
-    for name in [named] if named else [one + end for one in _WEIGHTS for end in ("", _INDEX)]:
+    for name in [named] if named else [file + end for file in _WEIGHTS for end in ("", _INDEX)]:
         path = find(name)
         if path is not None and name.endswith(_INDEX):
             return sorted(set(_content(path).get("weight_map", {}).values()))
@@ -313,15 +313,15 @@ def compare_files(
         with suppress(HFValidationError):  # a path that no longer exists
             config = try_to_load_from_cache(source, _CONFIG, revision=revision)
             files = os.path.dirname(config) if isinstance(config, str) else None
-    found = {} if files is None else base_files(files)
-    names = found.keys() | recorded.keys() if whole else found.keys() & recorded.keys()
-    differing = [name for name in sorted(names) if found.get(name) != recorded.get(name)]
+    digests = {} if files is None else base_files(files)
+    names = digests.keys() | recorded.keys() if whole else digests.keys() & recorded.keys()
+    differing = [name for name in sorted(names) if digests.get(name) != recorded.get(name)]
     if recorded and differing:
         raise ValueError(
             f"base must have the files that {folder} was trained with, got {source}, which differs "
             f"from base_files of {FILE_NAME} in {', '.join(differing)}"
         )
-    return found, bool(found) and found == recorded
+    return digests, bool(digests) and digests == recorded
 
 
 def check_names(source: str | None, names: Mapping[str, str | None]) -> None:
@@ -457,9 +457,9 @@ def _fault(ensemble: Ensemble) -> str | None:
         first = (ids + torch.arange(rows, device=device)[:, None]) % ensemble.vocab_size
         second = (first + rows) % ensemble.vocab_size
         second[kept] = first[kept]  # all others change
-        outputs = (ensemble.model(input_ids=one, use_cache=False) for one in (first, second))
-        found = (_rows(ensemble.output_layer.split(one.logits, ()))[kept, kept] for one in outputs)
-        if not torch.equal(*found):
+        outputs = (ensemble.model(input_ids=batch, use_cache=False) for batch in (first, second))
+        pair = (_rows(ensemble.output_layer.split(out.logits, ()))[kept, kept] for out in outputs)
+        if not torch.equal(*pair):
             return "one row of a batch changes another"
     other = ids.clone()
     other[:, -1] = (other[:, -1] + 1) % ensemble.vocab_size
@@ -492,14 +492,14 @@ def _fault(ensemble: Ensemble) -> str | None:
     return None
 
 
-def _differ(found: Tensor, expected: Tensor) -> bool:
+def _differ(logits: Tensor, expected: Tensor) -> bool:
     """Return whether logits differ by more than rounding, relative to their range."""
     finite = expected[expected.isfinite()].to(torch.float32)
     precision = 2.0**-10 if expected.dtype == torch.float32 else 2.0**-4
     allowed = precision * float(finite.max() - finite.min())
-    return not torch.allclose(found.float(), expected.float(), rtol=0.0, atol=allowed)
+    return not torch.allclose(logits.float(), expected.float(), rtol=0.0, atol=allowed)
 
 
-def _rows(found: Logits) -> Tensor:
+def _rows(logits: Logits) -> Tensor:
     """Return the public row and the members' on all tokens, (N + 1, ...)."""
-    return torch.cat([found.public[None], found.private])
+    return torch.cat([logits.public[None], logits.private])

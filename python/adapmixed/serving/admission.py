@@ -86,7 +86,7 @@ def read_keys(path: str | os.PathLike[str]) -> list[Key]:
         whole = json.loads(Path(path).read_text(encoding="utf-8"))
         if whole.keys() != {"format_version", "keys"} or whole["format_version"] != FORMAT_VERSION:
             raise ValueError(f'it must be {{"format_version": {FORMAT_VERSION}, "keys": [...]}}')
-        keys = [Key(**one) for one in whole["keys"]]
+        keys = [Key(**entry) for entry in whole["keys"]]
     except (AttributeError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} must be a file of keys: {error}") from error
     for field in ("name", "sha256"):
@@ -114,7 +114,7 @@ def add_key(path: str | os.PathLike[str], name: str, **limits: int | None) -> st
     key = Key(name, hashlib.sha256(secret.encode("ascii")).hexdigest(), **limits)
     with sole_writer(path):
         keys = read_keys(path) if Path(path).exists() else []
-        if name in {one.name for one in keys}:
+        if name in {other.name for other in keys}:
             raise ValueError(f"NAME must be new, but {path} has a key with the name {name}")
         _write(path, [*keys, key])
     return secret
@@ -140,7 +140,7 @@ def remove_key(path: str | os.PathLike[str], name: str) -> None:
 
 
 def _write(path: str | os.PathLike[str], keys: Sequence[Key]) -> None:
-    written = [{k: v for k, v in asdict(one).items() if v is not None} for one in keys]
+    written = [{k: v for k, v in asdict(key).items() if v is not None} for key in keys]
     text = json.dumps({"format_version": FORMAT_VERSION, "keys": written}, indent=2) + "\n"
     write_file(path, text.encode("ascii"), mode=0o600)
 
@@ -173,19 +173,19 @@ class Clients:
         that run go on, and a key that stays as it was keeps its rate.
         """
         try:
-            now = os.stat(self._file)
-            state = now.st_ino, now.st_size, now.st_mtime_ns
+            stat = os.stat(self._file)
+            state = stat.st_ino, stat.st_size, stat.st_mtime_ns
             if state != self._seen:
                 self._keys, self._seen = read_keys(self._file), state
         except (ValueError, OSError) as error:
             _LOG.error("the old keys stay: %s", error)
         scheme, _, secret = (authorization or "").partition(" ")
         digest = hashlib.sha256(secret.strip().encode("utf-8", "surrogateescape")).hexdigest()
-        found = None
+        owner = None
         for key in self._keys:
             if hmac.compare_digest(digest, key.sha256):
-                found = key
-        return found if scheme.lower() == "bearer" else None
+                owner = key
+        return owner if scheme.lower() == "bearer" else None
 
     def check_rate(self, key: Key) -> None:
         """Count a request.

@@ -196,21 +196,21 @@ class Reply:
         """
         if not self.query.chat:
             return [({"text": text}, finish)] if text or finish else []
-        found: list[tuple[dict[str, Any], str | None]] = []
+        bodies: list[tuple[dict[str, Any], str | None]] = []
         if text:
-            found.append(({"delta": {"content": text}}, None))
-        return [*found, ({"delta": {}}, finish)] if finish else found
+            bodies.append(({"delta": {"content": text}}, None))
+        return [*bodies, ({"delta": {}}, finish)] if finish else bodies
 
     def _event(self, index: int, body: dict[str, Any], finish: str | None) -> bytes:
         usage = {"usage": None} if self.query.include_usage else {}
         return _event({**self._head, "choices": [_choice(index, body, finish)], **usage})
 
     def _usage(self) -> dict[str, int]:
-        prompt, released = sum(len(one.tokens) for one in self.query.prompts), self._released
+        tokens, released = sum(len(prompt.tokens) for prompt in self.query.prompts), self._released
         return {
-            "prompt_tokens": prompt,
+            "prompt_tokens": tokens,
             "completion_tokens": released,
-            "total_tokens": prompt + released,
+            "total_tokens": tokens + released,
         }
 
 
@@ -354,13 +354,13 @@ class Scheduler:
             raise RuntimeError("the engine has no room for a sequence that it could answer alone")
         if room:
             with self._changed:
-                self._running |= {one: self._waiting.pop(one) for one in waiting[:room]}
+                self._running |= {prompt: self._waiting.pop(prompt) for prompt in waiting[:room]}
             self._engine.admit(waiting[:room])
 
     def _step(self) -> None:
         """Release one token of every sequence, and let those leave that end with it."""
         released = self._engine.step()
-        self._leave([one for one, token in released if self._running[one].add(one, token)])
+        self._leave([prompt for prompt, t in released if self._running[prompt].add(prompt, t)])
 
     def _leave(self, prompts: Collection[Prompt]) -> None:
         """Let sequences leave the batch."""

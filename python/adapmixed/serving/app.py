@@ -145,8 +145,8 @@ class Service:
         key = clients.find(headers.get("authorization"))
         if key is None:
             message = "the header Authorization must be 'Bearer KEY' with a key of this server"
-            given = {"www-authenticate": "Bearer"}
-            raise RequestError(401, message, "invalid_api_key", headers=given)
+            challenge = {"www-authenticate": "Bearer"}
+            raise RequestError(401, message, "invalid_api_key", headers=challenge)
         return key
 
     async def _answer(self, request: Request, key: Key, *, chat: bool) -> Reply:
@@ -204,11 +204,11 @@ class Service:
         """Answer /health."""
         if self.scheduler.stopped:
             raise stopping()
-        told: dict[str, Any] = {"status": "ok"}
+        body: dict[str, Any] = {"status": "ok"}
         if self._then_public:
             left = self.admission.unspent or 0
-            told |= {"answers": "ensemble" if left else "public model", "plan_tokens_left": left}
-        return json_response(told)
+            body |= {"answers": "ensemble" if left else "public model", "plan_tokens_left": left}
+        return json_response(body)
 
 
 async def _body(request: Request) -> bytes:
@@ -252,16 +252,16 @@ def bound(host: str, port: int) -> socket.socket:
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     # With the protocol, asyncio sends every token at once (TCP_NODELAY).
-    found = socket.socket(family, kind, protocol)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock = socket.socket(family, kind, protocol)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind(address)
+        sock.bind(address)
     except OSError as error:
-        found.close()
+        sock.close()
         raise OSError(error.errno, f"{error.strerror}: {host} port {port}") from None
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * CLIENT_SECONDS))
-    return found
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * CLIENT_SECONDS))
+    return sock
 
 
 class _Protocol(H11Protocol):
@@ -270,10 +270,10 @@ class _Protocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Answer malformed HTTP, unless a response has begun, and close. uvicorn calls this."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            found = RequestError(400, "the request must be valid HTTP/1.1").response()
-            headers = [*found.raw_headers, (b"connection", b"close")]
+            response = RequestError(400, "the request must be valid HTTP/1.1").response()
+            headers = [*response.raw_headers, (b"connection", b"close")]
             head = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
-            for event in (head, h11.Data(data=bytes(found.body))):
+            for event in (head, h11.Data(data=bytes(response.body))):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
@@ -319,12 +319,12 @@ class Listener(uvicorn.Server):
     def _close_silent(self) -> None:
         """Close connections that have not sent a whole request in time."""
         now = time.monotonic()
-        connections: Any = self.server_state.connections
-        silent = [one for one in connections if one.cycle is None or one.cycle.response_complete]
-        self._silent = {one: self._silent.get(one, now) for one in silent}
-        for one, since in self._silent.items():
+        conns: Any = self.server_state.connections
+        silent = [conn for conn in conns if conn.cycle is None or conn.cycle.response_complete]
+        self._silent = {conn: self._silent.get(conn, now) for conn in silent}
+        for conn, since in self._silent.items():
             if now - since > CLIENT_SECONDS:
-                one.transport.close()
+                conn.transport.close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to stop. uvicorn calls this for a signal."""

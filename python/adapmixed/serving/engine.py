@@ -139,21 +139,21 @@ class Drawing:
             logits: of B rows.
             prompts: what each of them continues.
         """
-        shapes = [(one.temperature, one.top_k, one.public) for one in prompts]
-        found = torch.empty(len(shapes), dtype=torch.int64)
+        shapes = [(prompt.temperature, prompt.top_k, prompt.public) for prompt in prompts]
+        drawn = torch.empty(len(shapes), dtype=torch.int64)
         for shape in dict.fromkeys(shapes):
-            rows = torch.tensor([index for index, one in enumerate(shapes) if one == shape])
+            rows = torch.tensor([index for index, other in enumerate(shapes) if other == shape])
             private, public, tokens = logits
             if len(rows) < len(shapes):
                 here = rows.to(public.device)
                 private, public = private[:, here], public[here]
                 tokens = None if tokens is None else tokens[here]
-            temperature, top_k, alone = shape
-            generator, payer = (self._public, None) if alone else (self._private, self._allowance)
-            found[rows] = generator.answer(
+            temperature, top_k, free = shape
+            generator, payer = (self._public, None) if free else (self._private, self._allowance)
+            drawn[rows] = generator.answer(
                 private, public, tokens, payer, temperature=temperature, top_k=top_k
             )
-        return found
+        return drawn
 
     def check_all_drawn(self) -> None:
         """Raise RuntimeError if a step drew less than it charged: that could pay for others."""
@@ -165,6 +165,6 @@ class Drawing:
 
         Sequences of one shape are copied out of the batch before they are divided.
         """
-        one = self._private.answer_bytes(temperature=2.0, top_k=None)
-        held = one(rows, vocab_size, element, active)
+        estimate = self._private.answer_bytes(temperature=2.0, top_k=None)
+        held = estimate(rows, vocab_size, element, active)
         return held + rows * min(vocab_size, active or vocab_size) * element

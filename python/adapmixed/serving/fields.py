@@ -72,11 +72,11 @@ def prompts_of(tokenizer: Any, value: Any) -> tuple[tuple[int, ...], ...]:
     Raises:
         ValueError: it has another form, or a prompt holds no token.
     """
-    one = isinstance(value, str) or isinstance(value, list) and value and type(value[0]) is int
-    prompts = [value] if one else value
+    single = isinstance(value, str) or isinstance(value, list) and value and type(value[0]) is int
+    prompts = [value] if single else value
     if not isinstance(prompts, list) or not 1 <= len(prompts) <= MOST_WAITING:
         raise ValueError(f"prompt must be {_FORMS}, 1 to {MOST_WAITING} of them")
-    return tuple(_tokens(tokenizer, one) for one in prompts)
+    return tuple(_tokens(tokenizer, prompt) for prompt in prompts)
 
 
 def _tokens(tokenizer: Any, prompt: Any) -> tuple[int, ...]:
@@ -103,7 +103,7 @@ def conversation_of(tokenizer: Any, value: Any) -> tuple[tuple[int, ...], ...]:
     """
     if not isinstance(value, list) or not value:
         raise ValueError("messages must be a list of at least one message")
-    messages = [_message(f"messages[{index}]", one) for index, one in enumerate(value)]
+    messages = [_message(f"messages[{index}]", entry) for index, entry in enumerate(value)]
     if not getattr(tokenizer, "chat_template", None):
         message = "the model has no chat template: use /v1/completions"
         raise RequestError(400, message, "no_chat_template", param="messages")
@@ -112,16 +112,17 @@ def conversation_of(tokenizer: Any, value: Any) -> tuple[tuple[int, ...], ...]:
 
 def _message(name: str, value: Any) -> dict[str, str]:
     """Return the role and the text of a message. It must hold nothing else."""
-    given = value if isinstance(value, dict) else {}
-    role, content = given.get("role"), given.get("content")
+    message = value if isinstance(value, dict) else {}
+    role, content = message.get("role"), message.get("content")
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     plain = all(
-        isinstance(one, dict) and one == {"type": "text", "text": one.get("text")} for one in parts
+        isinstance(part, dict) and part == {"type": "text", "text": part.get("text")}
+        for part in parts
     )
-    more = any(one is not None for key, one in given.items() if key not in ("role", "content"))
+    more = any(item is not None for key, item in message.items() if key not in ("role", "content"))
     if role not in ROLES or not plain or more:
         raise ValueError(f"{name} must be {_MESSAGE} alone")
-    text = "".join(check_text(f"{name}.content", one["text"]) for one in parts)
+    text = "".join(check_text(f"{name}.content", part["text"]) for part in parts)
     return {"role": role, "content": text}
 
 
@@ -178,7 +179,7 @@ class Query:
 
     def of_public(self) -> Query:
         """Return this question to the public model alone."""
-        return replace(self, prompts=tuple(replace(one, public=True) for one in self.prompts))
+        return replace(self, prompts=tuple(replace(prompt, public=True) for prompt in self.prompts))
 
 
 def query_of(body: bytes, model: ServedModel, key: Key, *, chat: bool) -> Query:
@@ -194,22 +195,22 @@ def query_of(body: bytes, model: ServedModel, key: Key, *, chat: bool) -> Query:
         RequestError: 404 for another model, 400 for any other fault.
     """
     try:
-        given = json.loads(body.decode("utf-8"))
+        data = json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError):  # also of integers with thousands of digits
-        given = None
-    if not isinstance(given, dict):
+        data = None
+    if not isinstance(data, dict):
         raise RequestError(400, "the body must be one JSON object in UTF-8, not nested deeply")
-    fields = {name: value for name, value in given.items() if value is not None}
+    fields = {name: value for name, value in data.items() if value is not None}
     try:
         check_text("model", fields.get("model"))
         if fields["model"] != model.name:
-            said = f"the model {shortened(fields['model'])} is not served; GET /v1/models names one"
-            raise RequestError(404, said, "model_not_found", param="model")
+            text = f"the model {shortened(fields['model'])} is not served; GET /v1/models names one"
+            raise RequestError(404, text, "model_not_found", param="model")
         _check_allowed(fields, chat)
         stream = check_flag("stream", fields.get("stream", False))
         usage = "stream_options" in fields and _include_usage(fields["stream_options"], stream)
         cap = min(model.max_tokens, key.max_tokens or model.max_tokens)
-        asked = _max_tokens(fields, cap)
+        limit = _max_tokens(fields, cap)
         temperature, top_k = fields.get("temperature", 1.0), fields.get("top_k")
         if temperature == 0 and not isinstance(temperature, bool):
             raise ValueError(f"temperature must be > 0, got {temperature}: {NO_DRAW}")
@@ -225,15 +226,15 @@ def query_of(body: bytes, model: ServedModel, key: Key, *, chat: bool) -> Query:
             check_prompt(tokens, model.vocab, model.tokenizer)
     except ValueError as error:
         raise _refused(error, chat) from None
-    most, longest = asked or min(DEFAULT_TOKENS, cap), max(map(len, prompts))
-    if asked is None:
+    most, longest = limit or min(DEFAULT_TOKENS, cap), max(map(len, prompts))
+    if limit is None:
         most = max(1, min(most, model.window - longest + 1))
     try:
         check_window(model.window, longest, most)
     except ValueError as error:
         raise _refused(error, chat, "context_length_exceeded") from None
-    made = tuple(Prompt(tokens, most, *shape, client=key.name) for tokens in prompts)
-    return Query(made, *stops, chat, stream, usage)
+    sequences = tuple(Prompt(tokens, most, *shape, client=key.name) for tokens in prompts)
+    return Query(sequences, *stops, chat, stream, usage)
 
 
 def _refused(error: ValueError, chat: bool, code: str | None = None) -> RequestError:
@@ -251,7 +252,7 @@ def _check_allowed(fields: dict[str, Any], chat: bool) -> None:
             continue
         neutral, why = REFUSED.get(name, ((), _UNKNOWN))
         flag = isinstance(value, bool)  # true is not 1
-        if not any(flag == isinstance(one, bool) and value == one for one in neutral):
+        if not any(flag == isinstance(other, bool) and value == other for other in neutral):
             shown = name if name in REFUSED else shortened(name)
             allows = " or ".join(["null", *map(json.dumps, neutral)])
             message = f"{shown} must be {allows}, got {shortened(value)}: {why}"
@@ -270,20 +271,18 @@ def _include_usage(options: Any, stream: bool) -> bool:
 
 def _max_tokens(fields: dict[str, Any], cap: int) -> int | None:
     names = ("max_completion_tokens", "max_tokens")
-    given = [check_count(name, fields[name], most=cap) for name in names if name in fields]
-    if len(set(given)) > 1:
+    counts = [check_count(name, fields[name], most=cap) for name in names if name in fields]
+    if len(set(counts)) > 1:
         raise ValueError("max_tokens must be equal to max_completion_tokens if both are given")
-    return given[0] if given else None
+    return counts[0] if counts else None
 
 
 def _stops(
     fields: dict[str, Any], tokenizer: Any, vocab: int
 ) -> tuple[tuple[str, ...], frozenset[int]]:
     """Return the strings and the tokens that end an answer."""
-    value = fields.get("stop", [])
-    stops = tuple(
-        check_text("stop", one) for one in (value if isinstance(value, list) else [value])
-    )
+    stop = fields.get("stop", [])
+    stops = tuple(check_text("stop", text) for text in (stop if isinstance(stop, list) else [stop]))
     if len(stops) > MAX_STOPS or not all(1 <= len(text) <= MAX_STOP_CHARACTERS for text in stops):
         raise ValueError(
             f"stop must be at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARACTERS} characters"
@@ -291,7 +290,7 @@ def _stops(
     special = stop_tokens(tokenizer, stops, vocab)
     ids = fields.get("stop_token_ids", [])
     fits = isinstance(ids, list) and len(ids) <= MAX_STOP_TOKENS
-    if not fits or not all(type(one) is int and 0 <= one < vocab for one in ids):
+    if not fits or not all(type(token) is int and 0 <= token < vocab for token in ids):
         allows = f"a list of at most {MAX_STOP_TOKENS} tokens in [0, {vocab})"
         raise ValueError(f"stop_token_ids must be {allows}, got {shortened(ids)}")
     return stops, special | frozenset(ids)

@@ -33,20 +33,20 @@ class Metrics:
 
     def __init__(self, scheduler: Scheduler, admission: Admission) -> None:
         self.registry = CollectorRegistry()
-        of: dict[str, Any] = {"namespace": "adapmixed", "registry": self.registry}
+        settings: dict[str, Any] = {"namespace": "adapmixed", "registry": self.registry}
         self.requests = Counter(
-            "requests", "HTTP requests by path and status.", ("path", "status"), **of
+            "requests", "HTTP requests by path and status.", ("path", "status"), **settings
         )
-        self.released = Counter("released_tokens", "Tokens released to answers.", **of)
-        Gauge("running_sequences", "Sequences in the batch.", **of).set_function(
+        self.released = Counter("released_tokens", "Tokens released to answers.", **settings)
+        Gauge("running_sequences", "Sequences in the batch.", **settings).set_function(
             lambda: scheduler.running
         )
-        Gauge("waiting_sequences", "Sequences in the queue.", **of).set_function(
+        Gauge("waiting_sequences", "Sequences in the queue.", **settings).set_function(
             lambda: scheduler.waiting
         )
         if admission.left is not None:
             text = "Tokens of the plan that are neither charged nor reserved."
-            Gauge("plan_tokens_left", text, **of).set_function(lambda: admission.left or 0)
+            Gauge("plan_tokens_left", text, **settings).set_function(lambda: admission.left or 0)
 
     def serve(self, port: int) -> Callable[[], None]:
         """Serve the figures at http://127.0.0.1:port/metrics from a thread.

@@ -94,12 +94,12 @@ def dealt(documents: Iterable[Document], count: int, size: int, *, key: bytes) -
             f"texts must hold at least {count * size} names, {count} batches of {size}, got "
             f"{len(texts)}: ask for fewer texts, or for smaller batches"
         )
-    found: list[list[str]] = [[] for _ in range(count)]
+    batches: list[list[str]] = [[] for _ in range(count)]
     for name in sorted(texts, key=lambda name: keyed_name(name, key)):
         (batch,) = assign_shards([name], count, key=key)
-        found[batch].append(BETWEEN.join(texts[name]))
-    slots = [[*batch[:size], *[None] * (size - len(batch))] for batch in found]
-    return Batches(slots, [record for batch in found for record in batch[size:]])
+        batches[batch].append(BETWEEN.join(texts[name]))
+    slots = [[*batch[:size], *[None] * (size - len(batch))] for batch in batches]
+    return Batches(slots, [record for batch in batches for record in batch[size:]])
 
 
 class Journal:
@@ -236,8 +236,8 @@ class Synthesis:
         """The guarantee of all texts together: every record is in one batch at most."""
         cost = self.mechanism.cost_ahead(self.ensemble.num_models, self.most)
         caveats = [Caveat("positions")] if self.corpus.positional else []
-        found = Accountant(self.delta).add([*cost, *caveats]).guarantee()
-        return replace(found, unit="record")
+        guarantee = Accountant(self.delta).add([*cost, *caveats]).guarantee()
+        return replace(guarantee, unit="record")
 
     @property
     def promise(self) -> str:
@@ -407,10 +407,10 @@ def synthesize(
 
 def _size(epsilon: float, delta: float, max_tokens: int) -> int:
     """Return the least number of records with which the clip is `GOOD_WIDTH` wide."""
-    found = models_for(epsilon, delta, max_tokens, lower=0.0, upper=GOOD_WIDTH, scale=CHOSEN_SCALE)
-    if found is None:
+    size = models_for(epsilon, delta, max_tokens, lower=0.0, upper=GOOD_WIDTH, scale=CHOSEN_SCALE)
+    if size is None:
         raise ValueError(f"epsilon must pay for {max_tokens} tokens of a batch, got {epsilon!r}")
-    return found
+    return size
 
 
 def _csv(texts: dict[int, str]) -> bytes:

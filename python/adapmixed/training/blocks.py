@@ -117,7 +117,7 @@ class HeadTrunk:
         if not adapts_head_alone(inner):
             return
         trunk, head = inner.get_decoder(), inner.get_output_embeddings()
-        self._name = name = next((one for one, m in inner.named_modules() if m is trunk), "")
+        self._name = name = next((path for path, m in inner.named_modules() if m is trunk), "")
         numbers = torch.arange(_TRIAL, device=head.weight.device)[None]
         # No token has its own number.
         ids = (numbers + 1) % inner.config.get_text_config().vocab_size
@@ -164,16 +164,16 @@ class HeadTrunk:
         numbers = torch.zeros_like(inputs)
         numbers[:, :-1][labels[:, 1:] != IGNORED] = torch.arange(len(states))
         quick = self._plain and states.dtype == torch.float32 and not layer.weight.is_cuda
-        own = _Head(layer, states) if quick else None
+        new_head = _Head(layer, states) if quick else None
         sizes = list(map(len, parts))
         split = zip(torch.split(numbers, sizes), torch.split(labels, sizes), strict=True)
         try:
             inner.set_submodule(self._name, _Stored(states, self._kind))
-            inner.set_submodule(head, own or layer)
-            yield [Blocks(*part, own) for part in split]
+            inner.set_submodule(head, new_head or layer)
+            yield [Blocks(*part, new_head) for part in split]
         finally:
-            if own is not None:
-                own.finish()
+            if new_head is not None:
+                new_head.finish()
             inner.set_submodule(self._name, module)
             inner.set_submodule(head, layer)
 
@@ -236,11 +236,11 @@ class _Head(nn.Module):
                 self._room -= len(public)
                 self._kept[first] = public
         low = nn.functional.linear(states, self._a) * self._scale  # s A h
-        given = public, low, packs, targets
+        inputs = public, low, packs, targets
         if weight is None:
-            return float(cross_entropy(*given).sum())
+            return float(cross_entropy(*inputs).sum())
         of_low, of_packs = torch.empty_like(low), torch.zeros_like(packs)
-        losses = cross_entropy(*given, (of_low, of_packs))
+        losses = cross_entropy(*inputs, (of_low, of_packs))
         _add_gradient(self.packs, of_packs * weight)
         _add_gradient(self._a, of_low.T @ states * (weight * self._scale))
         return float(losses.sum())
@@ -263,11 +263,11 @@ def _states(trunk: Any, blocks: Blocks) -> Tensor:
     states, done = None, 0
     for part in torch.split(rows, max(1, _TOKENS // blocks.labels.shape[1])):
         for ids, targets in blocks.passes(part, whole=True):
-            found = trunk(input_ids=ids.to(device), use_cache=False)[0]
-            found = found[targets != IGNORED]
+            hidden = trunk(input_ids=ids.to(device), use_cache=False)[0]
+            hidden = hidden[targets != IGNORED]
             if states is None:
-                states = torch.empty((size, found.shape[-1]), dtype=found.dtype)
-            states[done : done + len(found)] = found
-            done += len(found)
+                states = torch.empty((size, hidden.shape[-1]), dtype=hidden.dtype)
+            states[done : done + len(hidden)] = hidden
+            done += len(hidden)
     assert states is not None
     return states

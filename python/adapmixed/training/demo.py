@@ -68,8 +68,8 @@ def train_whole(folder: Path, base: str, *, seed: int = 0) -> Path:
     """
     output = folder / (f"one-adapter-{seed}" if seed else "one-adapter")
     rows = [
-        json.dumps({"id": f"paragraph {number}", "text": one.text})
-        for number, one in enumerate(private_documents())
+        json.dumps({"id": f"paragraph {number}", "text": document.text})
+        for number, document in enumerate(private_documents())
     ]
     folder.mkdir(parents=True, exist_ok=True)
     write_file(text := output.with_suffix(".jsonl"), "".join(f"{row}\n" for row in rows).encode())

@@ -188,7 +188,7 @@ class AdapterTrainer:
         """
         config, model = self._config, self._model
         parts = [
-            Blocks(*token_blocks(one, config.block_size, beginning)) for one in (tokens, held_out)
+            Blocks(*token_blocks(ids, config.block_size, beginning)) for ids in (tokens, held_out)
         ]
         check_positions(model, parts[0].inputs)
         devices = [model.device] if model.device.type == "cuda" else []
@@ -272,8 +272,8 @@ def fit(
         for rows in islice(drawn, steps_of_round):
             parts = list(blocks.passes(rows, whole=model.device.type == "cuda"))
             scored = sum(map(_scored, parts))
-            for one in parts:
-                total += _total_loss(model, blocks, *one, 1 / scored)
+            for part in parts:
+                total += _total_loss(model, blocks, *part, 1 / scored)
             optimizer.step()
             schedule.step()
             optimizer.zero_grad(set_to_none=True)
@@ -305,12 +305,12 @@ def mean_loss(model: Any, blocks: Blocks) -> float:
         blocks: as in `fit`.
     """
     parts = list(blocks.passes(torch.arange(len(blocks))))
-    return sum(_total_loss(model, blocks, *one) for one in parts) / sum(map(_scored, parts))
+    return sum(_total_loss(model, blocks, *part) for part in parts) / sum(map(_scored, parts))
 
 
-def _scored(one: tuple[Tensor, Tensor]) -> int:
+def _scored(part: tuple[Tensor, Tensor]) -> int:
     """Return how many tokens of a pass are predicted."""
-    return int((one[1] != IGNORED).sum())
+    return int((part[1] != IGNORED).sum())
 
 
 def _total_loss(

@@ -419,7 +419,7 @@ def train_members(
         initargs=(trainer, threads),
     )
     try:
-        running = {executor.submit(_train, *one): one for one in paths.items()}
+        running = {executor.submit(_train, *member): member for member in paths.items()}
         for future in as_completed(running):
             future.result()
             yield running[future]
@@ -478,5 +478,5 @@ def show_progress(
             say(f"{path.name}: finished ({len(steps) - len(left)} of {len(steps)}{words})")
             bar.clear()
             record = read_member_record(path)
-            found = (record["shard"]["documents"], record["tokens"], record["validation"])
-            _LOG.info("%s: %d documents, %d tokens, validation %s", path.name, *found)
+            figures = (record["shard"]["documents"], record["tokens"], record["validation"])
+            _LOG.info("%s: %d documents, %d tokens, validation %s", path.name, *figures)

@@ -204,8 +204,8 @@ class BaseFacts:
         for name in names:
             if not any(f".{layer}".endswith(f".{name}") for layer in self.linear_layers):
                 ends = dict.fromkeys(layer.rpartition(".")[2] for layer in self.linear_layers)
-                known = f"linear layers of {self.name}, which end in {', '.join(ends)}"
-                raise ValueError(f"{must} {known}, got {name!r}")
+                layers = f"linear layers of {self.name}, which end in {', '.join(ends)}"
+                raise ValueError(f"{must} {layers}, got {name!r}")
         suffixes = tuple(f".{name}" for name in names)
         return tuple(layer for layer in self.linear_layers if f".{layer}".endswith(suffixes))
 
@@ -287,4 +287,4 @@ def documents_of(corpus: Corpus, base: str, revision: str | None) -> Iterator[Do
     today = "{%- macro strftime_now(form) %}26 Jul 2024{% endmacro %}"
     settings = {"tokenize": False, "date_string": "26 Jul 2024"}
     settings["chat_template"] = today + str(tokenizer.get_chat_template())
-    return corpus.documents(lambda one: str(tokenizer.apply_chat_template(one, **settings)))
+    return corpus.documents(lambda chat: str(tokenizer.apply_chat_template(chat, **settings)))

@@ -118,11 +118,11 @@ def enrol(
     """
     _check_key(key)
     present = {keyed_name(identifier, key) for identifier in identifiers}
-    found, new = list(table), sorted(present.difference(table))
+    names, new = list(table), sorted(present.difference(table))
     if new:
         for place in empty:
-            found[place] = found[place] if found[place] in present else None
-    free = [place for place, name in enumerate(found) if name is None]
+            names[place] = names[place] if names[place] in present else None
+    free = [place for place, name in enumerate(names) if name is None]
     if len(new) > len(free):
         raise ValueError(
             f"num_models (--models) must leave a place for each of {len(new)} new names, got "
@@ -131,8 +131,8 @@ def enrol(
             "the places of names that left"
         )
     for name in new:
-        found[free.pop(_digest(name, key) % len(free))] = name
-    return found
+        names[free.pop(_digest(name, key) % len(free))] = name
+    return names
 
 
 def by_table(table: Sequence[str | None], key: bytes) -> Callable[[str], int]:

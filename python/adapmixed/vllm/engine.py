@@ -254,7 +254,7 @@ class VllmEngine:
         torch.get_num_threads()  # OpenMP learns torch's number in each thread, before vLLM asks it
         outputs = self._core.get_output().outputs
         self._drawing.check_all_drawn()
-        return [(self._running[one.request_id], t) for one in outputs for t in one.new_token_ids]
+        return [(self._running[out.request_id], t) for out in outputs for t in out.new_token_ids]
 
     def leave(self, ended: Collection[Prompt]) -> None:
         """Remove sequences; vLLM has removed those with all of their tokens already."""

@@ -55,8 +55,8 @@ class Heads:
             public: (B, V) logits of the public model.
         """
         self._layer.active, self._layer.room = self._active, self._room
-        found = self._layer.behind(public[None], hidden[None])[0]
-        return self._layer.split(found, self._zero)
+        result = self._layer.behind(public[None], hidden[None])[0]
+        return self._layer.split(result, self._zero)
 
     def checked_rows(self, hidden: Tensor, public: Tensor, tokens: Sequence[int]) -> Logits:
         """Return `rows` of one position, compared with the ensemble's own after these tokens.
@@ -64,36 +64,36 @@ class Heads:
         Raises:
             RuntimeError: rows differ by more than `TOLERANCE`. By how much is private.
         """
-        found = self.rows(hidden, public)
-        own = self._ensemble.decoder(torch.tensor([tokens]), active=self._active).logits
-        private = found.private, own.private
-        if found.tokens is not None and own.tokens is not None:  # they may differ in near ties
-            here, there = found.tokens[0], own.tokens[0]
+        rows = self.rows(hidden, public)
+        wanted = self._ensemble.decoder(torch.tensor([tokens]), active=self._active).logits
+        private = rows.private, wanted.private
+        if rows.tokens is not None and wanted.tokens is not None:  # they may differ in near ties
+            here, there = rows.tokens[0], wanted.tokens[0]
             both = here[torch.isin(here, there)]
             private = (
-                found.private[..., torch.searchsorted(here, both)],
-                own.private[..., torch.searchsorted(there, both)],
+                rows.private[..., torch.searchsorted(here, both)],
+                wanted.private[..., torch.searchsorted(there, both)],
             )
-        pairs = (found.public, own.public), private
+        pairs = (rows.public, wanted.public), private
         tolerance = TOLERANCE[public.dtype]
-        if not all(_same(one, other, tolerance) for one, other in pairs):
+        if not all(_same(first, second, tolerance) for first, second in pairs):
             raise RuntimeError(
                 "vLLM must compute the rows of adapmixed's own engine, but they differ: this model "
                 "or this setting of vLLM cannot be served: leave out --device vllm"
             )
-        return found
+        return rows
 
 
-def _same(found: Tensor, wanted: Tensor, tolerance: float) -> bool:
+def _same(rows: Tensor, wanted: Tensor, tolerance: float) -> bool:
     """Return whether rows are equal; one that overflows is, whatever is in it, as in a query."""
-    usable = [~(one.isnan() | one.isposinf()).any(-1) for one in (found, wanted)]
+    usable = [~(logits.isnan() | logits.isposinf()).any(-1) for logits in (rows, wanted)]
     if not torch.equal(*usable):
         return False
-    found, wanted = found[usable[0]], wanted[usable[0]]
+    rows, wanted = rows[usable[0]], wanted[usable[0]]
     masked = torch.isneginf(wanted)
-    if not torch.equal(torch.isneginf(found), masked):
+    if not torch.equal(torch.isneginf(rows), masked):
         return False
     least = wanted.masked_fill(masked, torch.inf).amin(-1, keepdim=True)
     allowed = tolerance * (wanted.amax(-1, keepdim=True) - least)
-    difference = (found.double() - wanted.double()).masked_fill(masked, 0.0).abs()
+    difference = (rows.double() - wanted.double()).masked_fill(masked, 0.0).abs()
     return bool((difference <= allowed).all())

@@ -54,8 +54,8 @@ class Duel:
     def upward(self) -> Array:
         """Return the probability under Q that log P/Q rises by k η/16, for k = 1, ..., 15."""
         rise = self.span * np.arange(1, CELLS) / CELLS
-        found: Array = -np.expm1(rise - self.span) / (np.exp(rise) - np.exp(rise - self.span))
-        return found
+        up: Array = -np.expm1(rise - self.span) / (np.exp(rise) - np.exp(rise - self.span))
+        return up
 
     def ticket(self, member: float) -> Ticket:
         """Return the mechanism's ticket for all 15 questions.
@@ -74,8 +74,8 @@ class Duel:
 
     def answers(self, member: float) -> Array:
         """Return the mechanism's probability of token 0, for each of the 15 questions."""
-        found = uncharged(self.ticket(member))._distribution.probabilities()
-        return np.array(found[:, 0].tolist())
+        probabilities = uncharged(self.ticket(member))._distribution.probabilities()
+        return np.array(probabilities[:, 0].tolist())
 
     def reached(self, queries: int, epsilon: float) -> float:
         """Return δ at ε after so many answers, of the states that the adversary tells apart."""
@@ -141,8 +141,8 @@ def finding(
 ) -> Finding:
     """Play the adversary for so many answers against (ε, δ)."""
     name = f"clipped-log-pool, {what}, N = {MODELS}, {game.adjacency}"
-    found, claim = game.reached(queries, epsilon), f"δ at ε = {epsilon:.4g}"
-    return Finding("adversary", name, claim, delta * (1 + SLACK), found, 1.0, control)
+    measured, claim = game.reached(queries, epsilon), f"δ at ε = {epsilon:.4g}"
+    return Finding("adversary", name, claim, delta * (1 + SLACK), measured, 1.0, control)
 
 
 def audit(effort: Effort) -> Iterator[Finding]:
@@ -158,8 +158,8 @@ def audit(effort: Effort) -> Iterator[Finding]:
     game = Duel(POOL, "zero_out")
     # Without its reserve the theorem is wrong by little, and for a large δ only.
     for queries, delta in ((16, 1e-3), (64, 1e-2)):
-        alone = gdp_to_dp(game.span / 2 * math.sqrt(queries), delta)
-        yield finding(game, f"{queries} answers, no reserve", queries, alone, delta, True)
+        epsilon = gdp_to_dp(game.span / 2 * math.sqrt(queries), delta)
+        yield finding(game, f"{queries} answers, no reserve", queries, epsilon, delta, True)
     plan = stated(game, 64)
     yield finding(game, "plan of 64, 70 answered", 70, plan, control=True)
     for adjacency, count in counts.items():

@@ -107,7 +107,7 @@ def _pair_target(box: tuple[float, float], models: int, adjacency: str, measure:
         ratio = sticks({epsilon: delta for epsilon, delta in deltas.items() if delta > 1e-6})
     else:
         both = (pair, pair.exchanged())
-        ratio = divergences({a: max(one.renyi(a) for one in both) for a in ORDERS})
+        ratio = divergences({a: max(side.renyi(a) for side in both) for a in ORDERS})
     name = f"clipped-mixing [{box[0]:.3g}, {box[1]:.3g}], N = {models}, {adjacency}"
     claim = f"true {measure} / that of the pair"
     return Target(name, claim, ClippedMixing(*box), (models, 4), ratio, adjacency)
@@ -141,9 +141,9 @@ def _realised_target(mechanism: AdaPMixED, adjacency: str) -> Target:
         name += f", loss at order {order:g}"
     if control:
         name += f", its loss that of {mechanism.adjacency}"
-    own = lambda *given: search.realised(*given).loss[0, :, 0]  # noqa: E731
+    charge = lambda *inputs: search.realised(*inputs).loss[0, :, 0]  # noqa: E731
     ratio = divergences({order: 1.0})
-    return Target(name, OWN_CHARGE, mechanism, (3, 3), ratio, adjacency, control, own)
+    return Target(name, OWN_CHARGE, mechanism, (3, 3), ratio, adjacency, control, charge)
 
 
 def _fixed(order: float, radius: float) -> FixedLoss:
@@ -158,7 +158,7 @@ def _fixed_target(order: float, models: int, adjacency: str) -> Target:
     """
     mechanism, rows = _fixed(order, 0.05 * order), (torch.zeros(models, 1, 2), torch.zeros(1, 2))
     events = mechanism.propose(*rows, rng=SeededRandom(0))._events
-    (bound,) = (one.epsilon for one in events if isinstance(one, RenyiBound))
+    (bound,) = (event.epsilon for event in events if isinstance(event, RenyiBound))
     name = f"adapmixed, fixed loss, α = {order:g}, N = {models}, {adjacency}"
     claim, ratio = "true D_α / the bound that is charged", divergences({order: bound})
     control = adjacency != "zero_out"
@@ -189,23 +189,23 @@ def targets() -> list[Target]:
     emptied = AdaPMixED(18.0, 0.1, screen=None)
     added = replace(emptied, adjacency="add_remove")
     other = AdaPMixED(3.0, 0.2, screen=None, loss_orders=(8.0,), adjacency="add_remove")
-    found = [
+    claims = [
         _pair_target(BOX, models, adjacency, measure)
         for adjacency in ADJACENCIES
         for models in (1, 3)
         for measure in ("δ(ε)", "D_α")
     ]
     for adjacency in ADJACENCIES:
-        found += [_pair_target(other, 2, adjacency, "δ(ε)") for other in ((0.1, 1.05), (0.5, 4.0))]
-        found.append(_range_target((-0.25, 0.5, 2.0), 3, adjacency))
-    found += [
+        claims += [_pair_target(other, 2, adjacency, "δ(ε)") for other in ((0.1, 1.05), (0.5, 4.0))]
+        claims.append(_range_target((-0.25, 0.5, 2.0), 3, adjacency))
+    claims += [
         _range_target((-0.25, 0.5, 2.0), 1, "zero_out"),
         _charge_target(ClippedMixing(*BOX, order=4.0), 3),
         _charge_target(ClippedMixing(0.5, 4.0, order=1.5), 2),
         _charge_target(ClippedLogPool(-0.25, 0.5, 2.0), 3),
         _ball_target(PMixED(8.0, 1e-5, 10, 3.0), 3),
         _ball_target(PMixED(8.0, 1e-5, 10, 6.0), 1),
-        *(_realised_target(one, one.adjacency) for one in (added, emptied, other)),
+        *(_realised_target(rule, rule.adjacency) for rule in (added, emptied, other)),
         _fixed_target(3.0, 3, "zero_out"),
         _fixed_target(8.0, 1, "zero_out"),
         _replaced_target(6.0, 1),
@@ -225,7 +225,7 @@ def targets() -> list[Target]:
     twice = divergences({3.0: 2 * sound_bound(3.0, 0.15, 1)})
     name = "twice the Rényi bound of an emptied shard, α = 3, N = 1, replace_one"
     return [
-        *found,
+        *claims,
         Target(
             "published PMixED bound, N = 4, add_remove", "true D_α / published bound",
             paper, (4, 2), published, "add_remove", True,
@@ -257,9 +257,9 @@ def attack(target: Target, steps: int, generator: np.random.Generator) -> float:
         moved = generator.random(best.shape) < 2 / size + 0.3 * generator.random((STARTS, 1))
         trial = best + width * moved * generator.standard_t(2, best.shape)
         trial = np.clip(trial, -FAR, FAR)
-        found = target.objective(trial)
-        better = found > values
-        best[better], values[better] = trial[better], found[better]
+        ratios = target.objective(trial)
+        better = ratios > values
+        best[better], values[better] = trial[better], ratios[better]
         if step % max(1, steps // 5) == steps // 5 - 1:
             order = np.argsort(values)
             best[order[: STARTS // 2]] = best[order[STARTS // 2 :]]
@@ -271,5 +271,5 @@ def audit(effort: Effort) -> Iterator[Finding]:
     """Attack every bound."""
     steps = effort.count(STEPS_PER_SECOND, 5)
     for index, target in enumerate(targets()):
-        found = attack(target, steps, effort.generator(f"bounds/{index}"))
-        yield Finding("bounds", target.name, target.claim, 1 + SLACK, found, 1.0, target.control)
+        measured = attack(target, steps, effort.generator(f"bounds/{index}"))
+        yield Finding("bounds", target.name, target.claim, 1 + SLACK, measured, 1.0, target.control)

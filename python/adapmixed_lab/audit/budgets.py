@@ -104,10 +104,10 @@ class Tree:
         assert ticket._charges is not None
         ticket._charges = self.told * ticket._charges
         accountant.charge(ticket)
-        found = ticket._distribution
-        kept = found.rows.tokens
+        distribution = ticket._distribution
+        kept = distribution.rows.tokens
         probabilities = torch.zeros(self.vocab, dtype=torch.float64)
-        probabilities[slice(None) if kept is None else kept[0]] = found.probabilities()[0]
+        probabilities[slice(None) if kept is None else kept[0]] = distribution.probabilities()[0]
         answer: list[float] = probabilities.tolist()
         return answer
 
@@ -162,7 +162,7 @@ def _trees(effort: Effort) -> Iterator[Finding]:
             replace(tree, seed=int(generator.integers(2**32)), amount=SPENT[turn % len(SPENT)])
             for turn in range(number)
         )
-        yield finding(tree, f"{number} trees", max(one.divergence() for one in seeded))
+        yield finding(tree, f"{number} trees", max(variant.divergence() for variant in seeded))
     for tree in (POOLS[0], MIXINGS[0]):
         unbounded = tree.divergence() * (ENDLESS / SPENT[0])
         yield finding(tree, "no member runs out in a tree", unbounded, True)
@@ -182,11 +182,11 @@ class ExtremalTree(Tree):
         """Return the query after this history; see :meth:`Tree.node`."""
         assert isinstance(self.mechanism, ClippedMixing)
         rng = np.random.default_rng([self.models, len(history), *history])
-        own, others, rest = rng.permutation(3)
+        token, others, rest = rng.permutation(3)
         share = (1 - self.mechanism.lower) / (self.mechanism.upper - self.mechanism.lower)
-        public = np.log([share, share, 1 - 2 * share])[np.argsort([own, others, rest])]
+        public = np.log([share, share, 1 - 2 * share])[np.argsort([token, others, rest])]
         private = np.tile(public - FAR, (self.models, 1))
-        private[0, own] += 2 * FAR
+        private[0, token] += 2 * FAR
         private[1:, others] += 2 * FAR
         return torch.from_numpy(private).float(), torch.from_numpy(public).float()
 
@@ -206,8 +206,8 @@ def _extremal_tree(models: int, lower: float, upper: float, told: float = 1.0) -
     box, share = _box(lower, upper), (1 - lower) / (upper - lower)
     # Member 0's charge, by the formula of docs/theory/per-shard-budgets.md.
     q, ratio = np.array([share, 1 - share]), np.array([upper, lower])
-    base, own = (((models - 1) * lower + member) / models for member in (1.0, ratio))
-    charge = float(both_ways(q * own, q * base, ORDER))
+    base, mixture = (((models - 1) * lower + member) / models for member in (1.0, ratio))
+    charge = float(both_ways(q * mixture, q * base, ORDER))
     amount = ADMITTED * charge * (1 + 1e-4)
     return ExtremalTree(models, 3, ASKED, box, amount, shapes=SHAPES[:1], told=told)
 
@@ -239,20 +239,20 @@ def _others(effort: Effort) -> Iterator[Finding]:
     def normal(*shape: int) -> Tensor:
         return torch.from_numpy(generator.normal(size=shape)).float()
 
-    asked: dict[str, Callable[[Tensor, Tensor], Any]] = {"a loss of the realised mixture": _losses}
+    costs: dict[str, Callable[[Tensor, Tensor], Any]] = {"a loss of the realised mixture": _losses}
     for mechanism in (_box(0.6, 1.6), ClippedLogPool(-9.0, 9.0, 0.1)):
-        asked[mechanism.name] = partial(charged, mechanism)
-    differing = dict.fromkeys(asked, 0)
+        costs[mechanism.name] = partial(charged, mechanism)
+    differing = dict.fromkeys(costs, 0)
     for _ in range(number):
         public = 2 * normal(positions, vocab)
         private = public + normal(models, positions, vocab)
         changed = private + 3 * normal(models, positions, vocab)
         changed[0] = private[0]
-        for name, charges in asked.items():
+        for name, charges in costs.items():
             differing[name] += int((charges(private, public) != charges(changed, public)).sum())
     claim = f"charges that change of {number * positions}"
     for name, count in differing.items():
-        what, control = f"{name}: other shards change", asked[name] is _losses
+        what, control = f"{name}: other shards change", costs[name] is _losses
         yield Finding("budgets", what, claim, 0.0, float(count), 1.0, control)
 
 

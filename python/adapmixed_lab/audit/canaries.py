@@ -186,8 +186,8 @@ def answers(
 
 def likelihoods(shares: Array, seen: Integers) -> Array:
     """Return (R, W), log P(answers of a run | world) up to a constant of the run."""
-    found: Array = seen.astype(np.float64) @ np.log(np.maximum(shares, 1e-300)).T
-    return found
+    logs: Array = seen.astype(np.float64) @ np.log(np.maximum(shares, 1e-300)).T
+    return logs
 
 
 @dataclass(frozen=True)
@@ -306,30 +306,30 @@ def game(stated: Mechanism, adjacency: str, delta: float, running: Mechanism | N
 
 def attacks() -> list[Audit | Exposure]:
     """Return the attacks on all claims."""
-    found: list[Audit | Exposure] = []
+    claims: list[Audit | Exposure] = []
     for adjacency in ("zero_out", "replace_one"):
         for make in (box, pool):
-            found.append(Audit(game(make(1), adjacency, TINY), 1))
-            found.append(Audit(game(make(MANY), adjacency, DELTA), MANY))
+            claims.append(Audit(game(make(1), adjacency, TINY), 1))
+            claims.append(Audit(game(make(MANY), adjacency, DELTA), MANY))
     for answers in (1, MANY):
         ball = PMixED(1.0, DELTA, queries=answers, order=18.0)
-        found.append(Audit(game(ball, "zero_out", DELTA), answers))
+        claims.append(Audit(game(ball, "zero_out", DELTA), answers))
     for make in (box, pool):
-        found.append(Exposure(game(make(EXPOSED), "zero_out", EXPOSED_DELTA), EXPOSED))
-    return found
+        claims.append(Exposure(game(make(EXPOSED), "zero_out", EXPOSED_DELTA), EXPOSED))
+    return claims
 
 
 def audit(effort: Effort) -> Iterator[Finding]:
     """Attack every claim, and as controls the same ensembles without protection."""
     answers, claims = effort.count(ANSWERS_PER_SECOND, LEAST_ANSWERS), attacks()
-    every = [("", one) for one in claims]
-    for one in claims:
-        bare = replace(one, game=replace(one.game, running=Unprotected()))
+    every = [("", claim) for claim in claims]
+    for attack in claims:
+        bare = replace(attack, game=replace(attack.game, running=Unprotected()))
         every.append(("unprotected, called ", bare))
     together = Audit(claims[0].game, 1, together=True)
     every.append(("one person in every shard of ", together))
-    for index, (bug, one) in enumerate(every):
-        label, runs = f"canaries/{index}", answers // one.answers
-        found = one.measure(runs, effort.generator(label), effort.source(label))
-        name = f"{bug}{one.game.name}, {runs} × {one.answers} answers"
-        yield Finding("canaries", name, *one.claim(), found, CONFIDENCE, bool(bug))
+    for index, (bug, attack) in enumerate(every):
+        label, runs = f"canaries/{index}", answers // attack.answers
+        measured = attack.measure(runs, effort.generator(label), effort.source(label))
+        name = f"{bug}{attack.game.name}, {runs} × {attack.answers} answers"
+        yield Finding("canaries", name, *attack.claim(), measured, CONFIDENCE, bool(bug))

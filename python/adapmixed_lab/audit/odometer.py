@@ -148,7 +148,7 @@ def extremal(
         masses.append((moved, b, b) if backwards else (b, moved, b))
     radius = 599.0 / (order - 1)  # nothing here reaches it
     if edge:
-        radius = max(float(search.both_ways(_pair(own), _pair(q), order)) for q, own, _ in masses)
+        radius = max(float(search.both_ways(_pair(p), _pair(q), order)) for q, p, _ in masses)
     mechanism = AdaPMixED(
         order, radius / order, screen=None, loss_orders=distinct, adjacency=adjacency
     )
@@ -156,11 +156,11 @@ def extremal(
     logits = np.zeros((models + 1, nodes, vocab))  # the public model's come first
     rng = np.random.default_rng([models, vocab, *map(int, orders)])
     asking = [0]  # nodes before which no rare token was drawn; at all others all models answer q
-    for q, own, others in masses:
+    for q, p, others in masses:
         below = []
         for node in asking:
             token = int(rng.integers(vocab))
-            likelihoods = np.array([q, own, *[others] * (models - 1)])
+            likelihoods = np.array([q, p, *[others] * (models - 1)])
             logits[:, node] = -math.log(vocab - 1)
             logits[:, node, token] = np.log(likelihoods) - np.log1p(-likelihoods)
             if edge:

@@ -43,10 +43,10 @@ def drawn(p: Tensor, public: Tensor, draws: int, rng: RandomSource) -> list[int]
     """Return how often each token of one row is drawn."""
     seen = torch.zeros(len(p), dtype=torch.int64)
     while draws > 0:
-        now = min(draws, CHUNK)
-        tokens = ops.sample(p.expand(now, -1), public.expand(now, -1), rng=rng)
+        chunk = min(draws, CHUNK)
+        tokens = ops.sample(p.expand(chunk, -1), public.expand(chunk, -1), rng=rng)
         seen += torch.bincount(tokens, minlength=len(p))
-        draws -= now
+        draws -= chunk
     return [int(count) for count in seen]
 
 

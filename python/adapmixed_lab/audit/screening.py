@@ -68,8 +68,8 @@ def passed(mechanism: AdaPMixED, models: int, draws: int, rng: RandomSource) -> 
     share = min(max(RARE + needed / max(1, models - 1), 1e-9), 1 - 1e-9)
     here = torch.tensor([math.log1p(-share), math.log(share)]).repeat(models, 1, 1)
     here[0] = torch.tensor([-60.0, 60.0])
-    two = here, neighbour(here, public, public, "zero_out")
-    return [int((~drawn(mechanism, world, public, draws, rng)[1]).sum()) for world in two]
+    worlds = here, neighbour(here, public, public, "zero_out")
+    return [int((~drawn(mechanism, world, public, draws, rng)[1]).sum()) for world in worlds]
 
 
 def measure(hits: list[int], draws: int) -> float:

@@ -60,8 +60,8 @@ def stated_epsilon(ticket: Ticket, delta: float, adjacency: str) -> float:
 
 def distribution(mechanism: Mechanism, private: Tensor, public: Tensor) -> Array:
     """Return (B, V), the probabilities that a mechanism draws from."""
-    found = uncharged(mechanism.propose(private, public, rng=SeededRandom(0)))._distribution
-    return np.asarray(found.probabilities().numpy(), dtype=np.float64)
+    token = uncharged(mechanism.propose(private, public, rng=SeededRandom(0)))._distribution
+    return np.asarray(token.probabilities().numpy(), dtype=np.float64)
 
 
 def drawn(
@@ -73,21 +73,21 @@ def drawn(
         (tokens (count,) int64, whether the public distribution alone answered (count,) bool).
     """
     models, _, vocab = private.shape
-    tokens, alone = [], []
+    tokens, flags = [], []
     for start in range(0, count, CHUNK):
-        now = min(count - start, CHUNK)
-        rows = private.expand(models, now, vocab), public.expand(now, vocab)
+        chunk = min(count - start, CHUNK)
+        rows = private.expand(models, chunk, vocab), public.expand(chunk, vocab)
         answer = uncharged(mechanism.propose(*rows, rng=rng)).release()
         assert answer.tokens is not None
         tokens.append(answer.tokens)
-        alone.append(answer.public)
-    return torch.cat(tokens), torch.cat(alone)
+        flags.append(answer.public)
+    return torch.cat(tokens), torch.cat(flags)
 
 
 def realised(mechanism: Mechanism, private: Tensor, public: Tensor) -> LeaveOneOutLoss:
     """Return the realised losses of an AdaPMixED that answers all queries."""
     events = mechanism.propose(private, public, rng=SeededRandom(0))._events
-    (event,) = (one for one in events if isinstance(one, LeaveOneOutLoss))
+    (event,) = (cost for cost in events if isinstance(cost, LeaveOneOutLoss))
     return event
 
 

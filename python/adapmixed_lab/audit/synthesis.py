@@ -51,16 +51,16 @@ class Watched(ClippedLogPool):
         return self.seen[-1]
 
 
-def laws(found: Synthesis, **settings: Any) -> list[Law]:
+def laws(run: Synthesis, **settings: Any) -> list[Law]:
     """Return the law of every batch's text, drawn with other settings than the guarantee's."""
-    watched, every = Watched(**vars(found.mechanism) | settings), []
-    run = replace(found, mechanism=watched, most=settings.get("queries", found.most))
-    for records in found.batches.slots:
+    watched, every = Watched(**vars(run.mechanism) | settings), []
+    replay = replace(run, mechanism=watched, most=settings.get("queries", run.most))
+    for records in run.batches.slots:
         begun: Law = {(): 1.0}
         every.append(whole := Law())
         while begun:
             before, share = begun.popitem()
-            if next(run._steps(records, list(before)), None) is None:
+            if next(replay._steps(records, list(before)), None) is None:
                 whole[before] = share
                 continue
             answer = watched.seen.pop()
@@ -88,20 +88,20 @@ def synthesis(folder: Path, key: bytes, texts: dict[str, str], tokens: int = TOK
     private.mkdir(parents=True)
     (private / "key").write_bytes(key)
     corpus.write_text("\n".join(json.dumps({"who": a, "text": b}) for a, b in texts.items()))
-    found = synthesize(
+    run = synthesize(
         demo_base(), Corpus(str(corpus), id_column="who"), "Python", epsilon=1.0, delta=DELTA,
         count=COUNT, max_tokens=tokens, batch=SIZE, longest=16, plain=True, top_k=2,
         temperature=0.3, out=folder / "out.csv",
     )  # fmt: skip
-    found.close()
-    return found
+    run.close()
+    return run
 
 
-def holding(found: Synthesis, *records: str | None) -> Synthesis:
+def holding(run: Synthesis, *records: str | None) -> Synthesis:
     """Return the same with these records in the first slots of the first batches."""
-    slots = found.batches.slots
+    slots = run.batches.slots
     put = [[record, *batch[1:]] for record, batch in zip(records, slots, strict=False)]
-    return replace(found, batches=found.batches._replace(slots=[*put, *slots[len(put) :]]))
+    return replace(run, batches=run.batches._replace(slots=[*put, *slots[len(put) :]]))
 
 
 class Killing(Journal):
@@ -115,14 +115,14 @@ class Killing(Journal):
         raise InterruptedError
 
 
-def over_kills(found: Synthesis, path: Path, lost: bool) -> int:
+def over_kills(run: Synthesis, path: Path, lost: bool) -> int:
     """Return the most tokens that one batch gives; if `lost`, each run finds no journal."""
     drawn: Counter[int] = Counter()
     for _ in range(2 * COUNT * TOKENS):
         journal = Killing(path, {})
         journal.drawn = drawn
         with contextlib.suppress(InterruptedError):
-            dict(replace(found, journal=journal))
+            dict(replace(run, journal=journal))
         journal.close()
         if lost:
             path.unlink()
@@ -164,8 +164,8 @@ def _attacks(folder: Path, key: bytes) -> Iterator[tuple[str, str, Any, float, b
 
     dialogues = [flight_dialogue(name, "38170") for name in NAMES]
     first = dealt(dialogues, COUNT, SIZE, key=key).slots[0][0]
-    (name,) = (one.identifier for one in dialogues if one.text == first)
-    left = {one.identifier: one.text for one in dialogues if one.identifier != name}
+    (name,) = (row.identifier for row in dialogues if row.text == first)
+    left = {row.identifier: row.text for row in dialogues if row.identifier != name}
     planted = left | {name: PLANTED}
     here = synthesis(folder / "here", key, planted)
     stated, loose = here.guarantee, {"lower": -32.0, "upper": 32.0}
@@ -185,7 +185,7 @@ def _attacks(folder: Path, key: bytes) -> Iterator[tuple[str, str, Any, float, b
     yield "a record in two batches", claim, stated.epsilon, least_epsilon(p, q), True
     yield "a record in two batches", apart, 1, sum(map(ne, p, q)), True
     short = synthesis(folder / "short", key, planted, TOKENS // 2)
-    p, q = (laws(one, queries=TOKENS) for one in (short, holding(short, None)))
+    p, q = (laws(run, queries=TOKENS) for run in (short, holding(short, None)))
     what, epsilon = f"planned for {TOKENS // 2} tokens", short.guarantee.epsilon
     yield what, claim, epsilon, least_epsilon(p, q), True
     for what, lost in (("killed behind every token", False), ("killed, its journal lost", True)):

@@ -71,15 +71,15 @@ def play(game: Game, draws: int, rng: RandomSource) -> float:
 
     The share, the token and the direction are those that are expected to show most.
     """
-    *two, public = worlds(game)
-    laws = [distribution(game.answering, private, public) for private in two]
+    *ensembles, public = worlds(game)
+    laws = [distribution(game.answering, private, public) for private in ensembles]
     expected = []
     for p, q in (laws, laws[::-1]):
         low = p - game.delta - 3.5 * np.sqrt(p / draws)
         expected.append(np.maximum(low, 1e-300) / (q + 3.5 * np.sqrt(q / draws) + 8 / draws))
     exchanged, place, token = np.unravel_index(np.argmax(expected), np.shape(expected))
     hits = []
-    for private in two[::-1] if exchanged else two:
+    for private in ensembles[::-1] if exchanged else ensembles:
         rows = private[:, place, None], public[place, None]
         tokens, _ = drawn(game.answering, *rows, draws, rng)
         hits.append(int(tokens.eq(int(token)).sum()))
@@ -94,18 +94,18 @@ BALL = PMixED(1.0, BALL_DELTA, queries=1, order=4.0)
 
 def games() -> list[Game]:
     """Return all games; those that run another mechanism than they state are controls."""
-    found = []
+    claims = []
     for models in (2, 10):
         for mechanism in (BOX, POOL):
             for adjacency in ("zero_out", "replace_one"):
                 for delta in (TINY, 0.01):
-                    found.append(Game(mechanism.name, mechanism, models, adjacency, delta))
-        found.append(Game(BALL.name, BALL, models, "zero_out", BALL_DELTA))
+                    claims.append(Game(mechanism.name, mechanism, models, adjacency, delta))
+        claims.append(Game(BALL.name, BALL, models, "zero_out", BALL_DELTA))
     wide = ClippedMixing(0.3, 4.5, queries=1)
     sharp = ClippedLogPool(-1.0, 1.0, 4.0, queries=1)
     ball = PMixED(2.0, BALL_DELTA, queries=1, order=4.0)
     return [
-        *found,
+        *claims,
         Game("clipped-mixing, box 1.5 times as wide", BOX, 2, "zero_out", TINY, wide),
         Game("clipped-log-pool, scale doubled", POOL, 2, "zero_out", TINY, sharp),
         Game("pmixed, ball for ε = 2", BALL, 2, "zero_out", BALL_DELTA, ball),
@@ -118,5 +118,5 @@ def audit(effort: Effort) -> Iterator[Finding]:
     for index, game in enumerate(games()):
         name = f"{game.name}, N = {game.num_models}, {game.adjacency}"
         claim, control = f"ε of one answer at δ = {game.delta:g}", game.running is not None
-        found = play(game, draws, effort.source(f"tokens/{index}"))
-        yield Finding("tokens", name, claim, game.claimed(), found, CONFIDENCE, control)
+        measured = play(game, draws, effort.source(f"tokens/{index}"))
+        yield Finding("tokens", name, claim, game.claimed(), measured, CONFIDENCE, control)

@@ -27,10 +27,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.seed is not None and arguments.seed < 0:
         raise ValueError(f"--seed must be >= 0, got {arguments.seed}")
     findings: list[audit.Finding] = []
-    for found in audit.run(arguments.names, audit.Effort(arguments.seconds, arguments.seed)):
-        if not findings or found.audit != findings[-1].audit:
-            print(f"{found.audit}: {audit.AUDITS[found.audit]}")
-        print("\n".join(audit.lines(found)), flush=True)
-        findings.append(found)
+    for finding in audit.run(arguments.names, audit.Effort(arguments.seconds, arguments.seed)):
+        if not findings or finding.audit != findings[-1].audit:
+            print(f"{finding.audit}: {audit.AUDITS[finding.audit]}")
+        print("\n".join(audit.lines(finding)), flush=True)
+        findings.append(finding)
     print(audit.summary(findings))
-    return int(not all(found.ok for found in findings))
+    return int(not all(f.ok for f in findings))

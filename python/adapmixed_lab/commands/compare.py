@@ -74,14 +74,14 @@ def run(arguments: argparse.Namespace) -> int:
     texts = [document.text for document in documents]
     tokens = token_stream(ensemble.tokenizer, texts, ensemble.vocab_size)
     queries = arguments.queries
-    asked = methods(arguments.epsilon, arguments.delta, ensemble.num_models, queries)
+    mechanisms = methods(arguments.epsilon, arguments.delta, ensemble.num_models, queries)
     update = progress_bar("token")
 
-    def measured(models: Ensemble, asked: dict[str, Mechanism]) -> list[Evaluation]:
+    def measured(models: Ensemble, group: dict[str, Mechanism]) -> list[Evaluation]:
         return evaluate(
             models,
             tokens,
-            asked,
+            group,
             delta=arguments.delta,
             rng=random_source(arguments.seed),
             block=arguments.block,
@@ -91,13 +91,13 @@ def run(arguments: argparse.Namespace) -> int:
             progress=update,
         )
 
-    found = measured(ensemble, asked)
+    evaluations = measured(ensemble, mechanisms)
     for folder, stated in adapters.items():
-        given = argparse.Namespace(**vars(arguments) | {"ensemble": [folder]})
-        alone = {"public": PublicOnly(), "adapter": Unprotected()}
-        found += [trained(measured(load_ensemble(given, ALONE), alone)[1], stated)]
-    print(text(found))
-    figure = draw(found)
+        options = argparse.Namespace(**vars(arguments) | {"ensemble": [folder]})
+        pair = {"public": PublicOnly(), "adapter": Unprotected()}
+        evaluations += [trained(measured(load_ensemble(options, ALONE), pair)[1], stated)]
+    print(text(evaluations))
+    figure = draw(evaluations)
     write_file(arguments.out, f"{figure.svg}\n".encode())
     print(f"wrote {arguments.out}: {figure.caption}")
     return 0

@@ -157,12 +157,12 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed_lab.reproduce.measure import load_inputs, merge
 
     ensembles = arguments.ensemble or [None] * (arguments.seeds or 1)
-    given = {field.name: getattr(arguments, field.name) for field in fields(Sources)}
+    values = {field.name: getattr(arguments, field.name) for field in fields(Sources)}
     check_output("--out", arguments.out, folder=True)
     update = progress_bar("token")
     results = []
     for seed, ensemble in enumerate(ensembles):
-        sources = Sources(**given | {"ensemble": ensemble})
+        sources = Sources(**values | {"ensemble": ensemble})
         # At builtin scale an experiment of the paper takes minutes, so a killed one starts again.
         keep = arguments.out / f"training-{seed}" if sources.scale == "full" else None
         check_output("--out", keep, folder=True)
@@ -206,17 +206,17 @@ def _experiment(arguments: argparse.Namespace, inputs: Texts, seed: int) -> dict
     from adapmixed_lab.reproduce.tables import parts_of, table1, table2
 
     sizes = {name: getattr(arguments, name) for name in ("queries", "runs", "long_queries")}
-    given = {name: value for name, value in sizes.items() if value is not None}
+    numbers = {name: value for name, value in sizes.items() if value is not None}
     # A text that is too short for Table 1 raises before references are trained.
-    parts = parts_of(inputs, **given) if arguments.experiment == "table1" else []
-    found = [*_references(arguments, inputs.sources.public_model, seed)]
-    inputs = replace(inputs, references=dict(found))
-    if len(inputs.references) < len(found):
-        raise ValueError(f"--references must have one of a kind, got {[name for name, _ in found]}")
+    parts = parts_of(inputs, **numbers) if arguments.experiment == "table1" else []
+    lines = [*_references(arguments, inputs.sources.public_model, seed)]
+    inputs = replace(inputs, references=dict(lines))
+    if len(inputs.references) < len(lines):
+        raise ValueError(f"--references must have one of a kind, got {[name for name, _ in lines]}")
     if arguments.experiment == "table2":
-        return table2(inputs, **given)
+        return table2(inputs, **numbers)
     if arguments.experiment == "figure2":
-        return figure2(inputs, **given)
+        return figure2(inputs, **numbers)
     return table1(inputs, parts)
 
 

@@ -66,8 +66,8 @@ def write_page(report: Report, folder: Path | str, *, figures: bool = False) -> 
     """
     drawings = draw(report)
     files = {"report.html": render(report, drawings).encode()}
-    for one in drawings if figures else ():
-        files |= {f"{one.name}.svg": f"{one.svg}\n".encode(), f"{one.name}.pdf": one.pdf}
+    for image in drawings if figures else ():
+        files |= {f"{image.name}.svg": f"{image.svg}\n".encode(), f"{image.name}.pdf": image.pdf}
     paths = [report.write(Path(folder) / "report.json")]
     for name, content in files.items():
         paths.append(Path(folder) / name)
@@ -103,18 +103,18 @@ def template(name: str) -> Any:
 _SUMMARY = (*TITLES[:-1], "δ", "guarantee", "neighbours", "unit", "screened", "tokens/s")
 
 
-def _summary(one: Evaluation) -> list[str]:
+def _summary(method: Evaluation) -> list[str]:
     """Return the cells of a method, in the order of `_SUMMARY`."""
-    guarantee, rate = one.guarantee, one.tokens_per_second
+    guarantee, rate = method.guarantee, method.tokens_per_second
     promised = guarantee.epsilon is not None
-    screens = one.screened > 0 or one.breakdown.get("screening", 0.0) > 0
+    screens = method.screened > 0 or method.breakdown.get("screening", 0.0) > 0
     return [
-        *row(one)[:-1],
+        *row(method)[:-1],
         repr(guarantee.delta).removesuffix(".0") if promised else MISSING,  # not rounded
         _badge(guarantee.kind),
         format_neighbours(guarantee.adjacency),
         guarantee.unit if promised else MISSING,
-        f"{100 * one.screened:.1f}%" if screens else MISSING,
+        f"{100 * method.screened:.1f}%" if screens else MISSING,
         MISSING if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}",
     ]
 
@@ -180,10 +180,10 @@ def _draw_curves(methods: Sequence[Evaluation]) -> DrawnFigure | None:
     return DrawnFigure("curves", "Privacy spent against queries answered", caption, figure)
 
 
-def _alike(one: Sequence[tuple[int, float]], other: Sequence[tuple[int, float]]) -> bool:
+def _alike(curve: Sequence[tuple[int, float]], other: Sequence[tuple[int, float]]) -> bool:
     """Return whether two curves cannot be told apart in a picture."""
-    return len(one) == len(other) and all(
-        math.isclose(a, b, rel_tol=5e-3) for (_, a), (_, b) in zip(one, other, strict=True)
+    return len(curve) == len(other) and all(
+        math.isclose(a, b, rel_tol=5e-3) for (_, a), (_, b) in zip(curve, other, strict=True)
     )
 
 
@@ -248,10 +248,10 @@ def _draw_tradeoff(methods: Sequence[Evaluation]) -> DrawnFigure | None:
 
 def bar(method: Evaluation) -> tuple[float, float]:
     """Return the ends of a perplexity's bar, both the perplexity itself without an interval."""
-    found = method.difference
-    if found is None or found["low"] is None:
+    difference = method.difference
+    if difference is None or difference["low"] is None:
         return method.perplexity, method.perplexity
-    low, high = (math.exp(found[end] - found["mean"]) for end in ("low", "high"))
+    low, high = (math.exp(difference[end] - difference["mean"]) for end in ("low", "high"))
     return method.perplexity * low, method.perplexity * high
 
 
@@ -280,13 +280,13 @@ def _coloured(methods: Sequence[Evaluation]) -> list[tuple[Evaluation, str]]:
 
 def _draw_validation(validation: Sequence[Mapping[str, Any]]) -> DrawnFigure | None:
     """Draw every member's validation loss and the public model's."""
-    ordered = sorted(validation, key=lambda one: one["loss"])
+    ordered = sorted(validation, key=lambda member: member["loss"])
     if not ordered:
         return None
     places = range(1, len(ordered) + 1)
     with canvas(3.4) as (figure, axes):
-        loss = [one["loss"] for one in ordered]
-        public = [one["public_loss"] for one in ordered]
+        loss = [member["loss"] for member in ordered]
+        public = [member["public_loss"] for member in ordered]
         axes.vlines(places, loss, public, color="#CCCCCC", linewidth=0.8)
         axes.plot(places, public, "o", color=GREY, fillstyle="none", label="public model")
         axes.plot(places, loss, "o", color=COLOURS[0], label="member")

@@ -57,14 +57,14 @@ class Reader:
     @torch.no_grad()
     def features(self, texts: Sequence[Sequence[int]]) -> Features:
         """Return the last hidden state behind each text of tokens, (n, d)."""
-        body, found = self._model.base_model, [np.zeros((0, 1), dtype=np.float32)]
+        body, parts = self._model.base_model, [np.zeros((0, 1), dtype=np.float32)]
         for start in range(0, len(texts), TOGETHER):
             some = [torch.tensor(tokens) for tokens in texts[start : start + TOGETHER]]
             ids = pad_sequence(some, batch_first=True)  # what follows a token does not change it
             states = body(ids.to(self._model.device)).last_hidden_state
             ends = [row[len(tokens) - 1] for row, tokens in zip(states, some, strict=True)]
-            found.append(torch.stack(ends).float().cpu().numpy())
-        return np.concatenate(found[1:] or found)
+            parts.append(torch.stack(ends).float().cpu().numpy())
+        return np.concatenate(parts[1:] or parts)
 
     @torch.no_grad()
     def write(
@@ -100,12 +100,12 @@ def mauve(texts: Features, others: Features) -> float:
         from mauve import compute_mauve
     except ModuleNotFoundError as error:
         raise missing_extra("MAUVE", "mauve-text", "synthesize", error) from error
-    found = []
+    scores = []
     with _silent():
         for seed in range(CLUSTERINGS):
-            one = compute_mauve(texts, others, verbose=False, seed=seed, kmeans_num_redo=1)
-            found.append(float(one.mauve))
-    return float(np.mean(found))
+            result = compute_mauve(texts, others, verbose=False, seed=seed, kmeans_num_redo=1)
+            scores.append(float(result.mauve))
+    return float(np.mean(scores))
 
 
 def centred(value: float, resampled: Sequence[float]) -> tuple[float, float]:
@@ -137,8 +137,8 @@ def mauve_interval(texts: Features, others: Features) -> tuple[float, float, flo
     rng = np.random.default_rng(0)
     again = []
     for _ in range(RESAMPLES):
-        one, other = (some[rng.integers(len(some), size=len(some))] for some in (texts, others))
-        again.append(mauve(one, other))
+        sample, other = (some[rng.integers(len(some), size=len(some))] for some in (texts, others))
+        again.append(mauve(sample, other))
     value = mauve(texts, others)
     low, high = centred(value, again)
     return value, max(0.0, low), min(1.0, high)
@@ -162,8 +162,8 @@ class Canaries(Corpus):
         fresh = [f"{secrets.randbelow(10**8):08}" for _ in range(count)]
         create_file(folder / "codes.json", json.dumps(fresh).encode())
         codes = json.loads((folder / "codes.json").read_text(encoding="utf-8"))
-        given = {one.name: getattr(corpus, one.name) for one in fields(corpus) if one.init}
-        return cls(**given, codes=tuple(codes[:count]), describe=describe)
+        values = {field.name: getattr(corpus, field.name) for field in fields(corpus) if field.init}
+        return cls(**values, codes=tuple(codes[:count]), describe=describe)
 
     def documents(self, render: Any = None) -> Iterator[Document]:
         """Yield the documents of the corpus, and those that were made up."""
@@ -183,7 +183,7 @@ def record_of(describe: str, code: str) -> str:
 
 
 def exposures(
-    found: Synthesis, corpus: Canaries, texts: Mapping[int, str]
+    run: Synthesis, corpus: Canaries, texts: Mapping[int, str]
 ) -> list[tuple[bool, float]]:
     """Return, for each planted record, whether its code was written out, and its exposure.
 
@@ -191,17 +191,17 @@ def exposures(
     likely they make the text of the record's batch, if each is the record of a prompt: more than
     anybody who sees the text alone can know. By chance it is 1.44 bits for large R.
     """
-    ensemble, result = found.ensemble, []
+    ensemble, result = run.ensemble, []
     for code, planted in zip(corpus.codes, corpus.records, strict=True):
-        batch = next((at for at, one in enumerate(found.batches.slots) if planted in one), None)
-        if batch is None or not (tokens := found.journal.tokens[batch]):
+        batch = next((at for at, slots in enumerate(run.batches.slots) if planted in slots), None)
+        if batch is None or not (tokens := run.journal.tokens[batch]):
             continue
         others = [_other(corpus.describe, code, at) for at in range(1, ensemble.num_models)]
         ids = torch.tensor([[*ensemble.opening, *tokens]])
         likely = torch.zeros(ensemble.num_models, dtype=torch.float64)
         first = len(ensemble.opening) - 1
         filled = ensemble.filled([planted, *others])
-        for span, private, _, _ in filled.iter_logits(ids, memory_bytes=found.memory_bytes):
+        for span, private, _, _ in filled.iter_logits(ids, memory_bytes=run.memory_bytes):
             for at in range(max(span.start, first), min(span.stop, ids.shape[1] - 1)):
                 rows = private[:, 0, at - span.start].double().log_softmax(-1)
                 likely += rows[:, ids[0, at + 1]].cpu()
@@ -226,45 +226,45 @@ EXAMPLES, READ = 5, 500
 
 
 def write_page(
-    found: Synthesis, corpus: Canaries, texts: Mapping[int, str], base: Any, folder: Path
+    run: Synthesis, corpus: Canaries, texts: Mapping[int, str], base: Any, folder: Path
 ) -> Path:
     """Write synthesis.html, which holds records.
 
     Args:
-        found: whose texts are all drawn.
+        run: whose texts are all drawn.
         corpus: of the records.
         texts: by batch.
         base: a folder or a hub name.
         folder: of the page; it must exist.
     """
-    ensemble, most = found.ensemble, found.most
+    ensemble, most = run.ensemble, run.most
     ends = sorted(ensemble.end_tokens)
     reader = Reader(base, ensemble.dtype, ensemble.device)
     public = reader.write(
-        ensemble.public_prompt, len(texts), max_tokens=most, temperature=found.temperature,
-        top_k=found.top_k, ends=ends,
+        ensemble.public_prompt, len(texts), max_tokens=most, temperature=run.temperature,
+        top_k=run.top_k, ends=ends,
     )  # fmt: skip
-    made, decode = corpus.records, ensemble.tokenizer.decode
-    shown = [r for batch in found.batches.slots for r in batch if r is not None and r not in made]
-    kept = [record for record in found.batches.left_out if record not in made][:READ]
-    alone = [str(decode(one, skip_special_tokens=True)).strip() for one in public[:EXAMPLES]]
-    unseen = [textwrap.shorten(one, 600) for one in kept[:EXAMPLES]]
+    planted, decode = corpus.records, ensemble.tokenizer.decode
+    shown = [r for batch in run.batches.slots for r in batch if r is not None and r not in planted]
+    kept = [record for record in run.batches.left_out if record not in planted][:READ]
+    samples = [str(decode(ids, skip_special_tokens=True)).strip() for ids in public[:EXAMPLES]]
+    unseen = [textwrap.shorten(record, 600) for record in kept[:EXAMPLES]]
     tokens = {
-        "synthetic": [until(found.journal.tokens[batch], ends) for batch in texts],
+        "synthetic": [until(run.journal.tokens[batch], ends) for batch in texts],
         "public model alone": public,
-        "records in prompts": [_cut(found, one) for one in shown[:: max(1, len(shown) // READ)]],
-        "records in no prompt": [_cut(found, one) for one in kept],
+        "records in prompts": [_cut(run, r) for r in shown[:: max(1, len(shown) // READ)]],
+        "records in no prompt": [_cut(run, r) for r in kept],
     }
     page: str = template("synthesis.html").render(
-        promise=found.promise,
-        plan=_plan(found, len(corpus.codes)),
-        likeness=[("texts", "number", "MAUVE", "95 %"), *_likeness(reader, found, tokens)],
+        promise=run.promise,
+        plan=_plan(run, len(corpus.codes)),
+        likeness=[("texts", "number", "MAUVE", "95 %"), *_likeness(reader, run, tokens)],
         least=LEAST,
         lengths=_lengths(tokens),
-        leaks=_leaks(exposures(found, corpus, texts), found.ensemble.num_models),
+        leaks=_leaks(exposures(run, corpus, texts), run.ensemble.num_models),
         examples=[
             ("Synthetic", list(texts.values())[:EXAMPLES]),
-            ("The public model alone", alone),
+            ("The public model alone", samples),
             ("Records that no prompt held", unseen),
         ],
     )
@@ -273,34 +273,34 @@ def write_page(
     return path
 
 
-def _cut(found: Synthesis, record: str) -> list[int]:
+def _cut(run: Synthesis, record: str) -> list[int]:
     """Return a record's tokens, as many as a text has at most."""
-    ids = plain_ids(found.ensemble.tokenizer, record)
-    return [one for one in ids if one < found.ensemble.vocab_size][: found.most]
+    ids = plain_ids(run.ensemble.tokenizer, record)
+    return [token for token in ids if token < run.ensemble.vocab_size][: run.most]
 
 
-def _plan(found: Synthesis, planted: int) -> list[tuple[str, str]]:
+def _plan(run: Synthesis, planted: int) -> list[tuple[str, str]]:
     """Return the settings and the counts of records."""
-    pool, dealt = found.mechanism, found.batches
+    pool, dealt = run.mechanism, run.batches
     return [
         ("mechanism", f"ClippedLogPool, clip [{pool.lower:g}, {pool.upper:g}], κ = {pool.scale:g}"),
-        ("batches", f"{len(dealt.slots)}, of {found.ensemble.num_models} slots each"),
-        ("tokens of a text", f"at most {found.most}"),
-        ("temperature, top-k", f"{found.temperature:g}, {found.top_k or 'all'}"),
+        ("batches", f"{len(dealt.slots)}, of {run.ensemble.num_models} slots each"),
+        ("tokens of a text", f"at most {run.most}"),
+        ("temperature, top-k", f"{run.temperature:g}, {run.top_k or 'all'}"),
         ("names", f"{dealt.names}, with {planted} that were planted"),
         ("names that found their batch full", f"{len(dealt.left_out)}"),
         ("empty slots", f"{dealt.empty}"),
-        ("records that were cut", f"{found.cut}"),
+        ("records that were cut", f"{run.cut}"),
     ]
 
 
 def _likeness(
-    reader: Reader, found: Synthesis, tokens: Mapping[str, list[list[int]]]
+    reader: Reader, run: Synthesis, tokens: Mapping[str, list[list[int]]]
 ) -> list[tuple[str, ...]]:
     """Return a row for each kind of text but the last, which all are compared with."""
-    start = [*found.ensemble.beginning] or sorted(found.ensemble.end_tokens)[:1]
+    start = [*run.ensemble.beginning] or sorted(run.ensemble.end_tokens)[:1]
     features: dict[str, Features] = {
-        name: reader.features([[*start, *one] for one in texts]) for name, texts in tokens.items()
+        name: reader.features([[*start, *text] for text in texts]) for name, texts in tokens.items()
     }
     *names, last = features
     rows = []
@@ -317,7 +317,7 @@ def _lengths(tokens: Mapping[str, list[list[int]]]) -> DrawnFigure:
     """Draw the distribution of lengths."""
     with canvas(2.8) as (figure, axes):
         for (name, texts), colour, line in zip(tokens.items(), COLOURS, DASHES, strict=False):
-            sizes = np.sort([len(one) for one in texts])
+            sizes = np.sort([len(text) for text in texts])
             shares = np.arange(1, len(sizes) + 1) / max(1, len(sizes))
             axes.step(sizes, shares, where="post", color=colour, linestyle=line, label=name)
         axes.set_xlabel("tokens")

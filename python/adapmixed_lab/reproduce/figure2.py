@@ -37,19 +37,19 @@ def settings_of(preset: PaperRule, num_models: int) -> dict[str, Settings]:
 
     Numbers of models are those that the first members of the ensemble can give.
     """
-    found = {}
+    panels = {}
     for panel in paper.FIGURE_2:
         points = {point.label: point.setting for point in panel.points}
         if panel.title == MODELS:
             counts = {str(n): n if n < num_models else None for n in sizes(num_models)}
-            found[panel.letter] = {label: replace(preset, count=n) for label, n in counts.items()}
+            panels[panel.letter] = {label: replace(preset, count=n) for label, n in counts.items()}
             continue
-        own = {name: getattr(preset, name) for name in panel.points[0].setting}
-        if own not in points.values():
-            points["/".join(f"{value:g}" for value in own.values())] = own
+        values = {name: getattr(preset, name) for name in panel.points[0].setting}
+        if values not in points.values():
+            points["/".join(f"{value:g}" for value in values.values())] = values
         ordered: Any = sorted(points.items(), key=lambda item: tuple(item[1].values()))
-        found[panel.letter] = {label: replace(preset, **changes) for label, changes in ordered}
-    return found
+        panels[panel.letter] = {label: replace(preset, **changes) for label, changes in ordered}
+    return panels
 
 
 def figure2(inputs: Texts, *, queries: int = paper.RUN_QUERIES) -> dict[str, Any]:
@@ -67,14 +67,14 @@ def figure2(inputs: Texts, *, queries: int = paper.RUN_QUERIES) -> dict[str, Any
     )
     points = settings_of(preset, inputs.ensemble.num_models)
     # The preset is a point of every panel, and runs once.
-    compared = {repr(one): one for settings in points.values() for one in settings.values()}
+    compared = {repr(rule): rule for settings in points.values() for rule in settings.values()}
     ours = compare(inputs, compared, queries, state="figure2")
     references = [name for name in ours if name not in compared]
     rows: list[dict[str, Any]] = [row(name, ours[name], group="references") for name in references]
     with_paper = inputs.sources.paper and inputs.sources.dataset == paper.FIGURE_2_DATASET
     for panel in paper.FIGURE_2:
-        found = {label: ours[repr(one)] for label, one in points[panel.letter].items()}
-        rows += _panel_rows(panel, found, preset.order, with_paper=with_paper)
+        lines = {label: ours[repr(rule)] for label, rule in points[panel.letter].items()}
+        rows += _panel_rows(panel, lines, preset.order, with_paper=with_paper)
     panels = {
         panel.letter: {"title": panel.title, **_anchors(panel, points[panel.letter], preset)}
         for panel in paper.FIGURE_2
@@ -113,7 +113,7 @@ def _panel_rows(
 
 def _anchors(panel: paper.Panel, settings: Settings, preset: PaperRule) -> dict[str, str]:
     """Return "anchor", the label of our preset, and "paper_anchor", the same or the paper's."""
-    anchor = next(label for label, one in settings.items() if one == preset)
+    anchor = next(label for label, rule in settings.items() if rule == preset)
     same = any(point.label == anchor for point in panel.points)
     return {"anchor": anchor, "paper_anchor": anchor if same else panel.anchor}
 
@@ -153,7 +153,7 @@ def draw_panels(result: Mapping[str, Any]) -> DrawnFigure:
     handles: dict[str, Any] = {}
     with canvas(6.2, 2, 3) as (figure, grid):
         for axes, (letter, panel) in zip(grid.flat, panels.items(), strict=True):
-            rows = [one for one in result["rows"] if one["group"] == letter]
+            rows = [entry for entry in result["rows"] if entry["group"] == letter]
             shown = {
                 "ours": relative(rows, "ours", panel["anchor"]),
                 "paper": relative(rows, "paper", panel["paper_anchor"]),
@@ -194,21 +194,21 @@ def relative(rows: Sequence[Mapping[str, Any]], side: str, anchor: str) -> list[
         side: "ours" or "paper".
         anchor: the label that is at (1, 0).
     """
-    found = {one["label"]: one[side] for one in rows if one[side] is not None}
-    if not found:
+    sides = {entry["label"]: entry[side] for entry in rows if entry[side] is not None}
+    if not sides:
         return []
-    conversions = {label: float(value["conversion"]) for label, value in found.items()}
+    conversions = {label: float(value["conversion"]) for label, value in sides.items()}
     moved = max(conversions.values()) - min(conversions.values()) > 1e-9
     spent = {
         label: float(value["epsilon"]) - (0.0 if moved else conversions[label])
-        for label, value in found.items()
+        for label, value in sides.items()
     }
-    base = float(found[anchor]["perplexity"])
+    base = float(sides[anchor]["perplexity"])
     if not (0 < spent[anchor] < math.inf and base < math.inf):
         return []
     points = [
         (label, spent[label] / spent[anchor], 100 * (float(value["perplexity"]) / base - 1))
-        for label, value in found.items()
+        for label, value in sides.items()
     ]
     return [point for point in points if math.isfinite(point[1]) and math.isfinite(point[2])]
 

@@ -87,10 +87,10 @@ class Texts:
         """κ of the best non-private pool on `other`; None without such text."""
         if len(self.other) < 2:
             return None
-        pools: dict[str, Mechanism] = {repr(one): UnprotectedPool(one) for one in SCALES_TRIED}
+        pools: dict[str, Mechanism] = {repr(k): UnprotectedPool(k) for k in SCALES_TRIED}
         rng, delta = SeededRandom(0), DELTA
-        found = evaluate(self.ensemble, self.other, pools, delta=delta, rng=rng, active=None)
-        return float(min(found, key=lambda one: one.perplexity).name)
+        scores = evaluate(self.ensemble, self.other, pools, delta=delta, rng=rng, active=None)
+        return float(min(scores, key=lambda score: score.perplexity).name)
 
     def description(self) -> dict[str, object]:
         """Describe the inputs for a result file, without paths."""
@@ -171,10 +171,10 @@ def stretches(inputs: Texts, runs: int, queries: int) -> list[tuple[int, ...]]:
     block = block_of(window, None)
     size = -(-queries // (block - 1)) * block
     starts = range(0, check_count("runs", runs) * size, max(1, size))
-    found = [inputs.tokens[start : start + size] for start in starts]
-    for text in found or [()]:
+    texts = [inputs.tokens[start : start + size] for start in starts]
+    for text in texts or [()]:
         plan_windows(len(text), window, None, queries)
-    return found
+    return texts
 
 
 def compare(
@@ -203,36 +203,36 @@ def compare(
     """
     texts = stretches(inputs, runs, queries)
     # Loaded before anything is answered, so that a wrong folder raises early.
-    loaded = {name: inputs.sources.load(one) for name, (one, _) in inputs.references.items()}
+    loaded = {name: inputs.sources.load(folder) for name, (folder, _) in inputs.references.items()}
 
     def measured(
-        ensemble: Ensemble, asked: Mapping[str, Mechanism], suffix: str = ""
+        ensemble: Ensemble, group: Mapping[str, Mechanism], suffix: str = ""
     ) -> dict[str, Ours]:
-        found = []
+        results = []
         for run, text in enumerate(texts):
             name, rng = f"{state}{suffix}", SeededRandom(inputs.seed)
             if run:
                 name, rng = f"{name}-run-{run}", rng.child(f"run {run}")
             kept = None if inputs.keep is None else inputs.keep / f"{name}.state.json"
-            found.append(
+            results.append(
                 evaluate(
-                    ensemble, text, asked, queries=queries, delta=DELTA, rng=rng, active=None,
+                    ensemble, text, group, queries=queries, delta=DELTA, rng=rng, active=None,
                     progress=inputs.progress, result=kept,
                 )
             )  # fmt: skip
-        same = dict(zip(asked, zip(*found, strict=True), strict=True))
-        return {name: _ours(own, same[PUBLIC], asked[name]) for name, own in same.items()}
+        same = dict(zip(group, zip(*results, strict=True), strict=True))
+        return {name: _ours(scores, same[PUBLIC], group[name]) for name, scores in same.items()}
 
     references: dict[str, Mechanism] = {PUBLIC: PublicOnly(), UNPROTECTED: Unprotected()}
     if inputs.pool is not None:
         references[POOL] = UnprotectedPool(inputs.pool)
-    found = measured(inputs.ensemble, references | dict(mechanisms))
-    lines = {name: found[name] for name in references}
-    for number, (name, alone) in enumerate(loaded.items()):
+    ours = measured(inputs.ensemble, references | dict(mechanisms))
+    lines = {name: ours[name] for name in references}
+    for number, (name, adapter) in enumerate(loaded.items()):
         both: dict[str, Mechanism] = {PUBLIC: PublicOnly(), name: Unprotected()}
-        lines[name] = measured(alone, both, f"-alone-{number}")[name]
+        lines[name] = measured(adapter, both, f"-alone-{number}")[name]
         lines[name] |= inputs.references[name][1]
-    return lines | found
+    return lines | ours
 
 
 def average(several: Sequence[Ours]) -> Ours:
@@ -240,17 +240,17 @@ def average(several: Sequence[Ours]) -> Ours:
 
     The sentence is that of the largest ε.
     """
-    found = dict(max(several, key=lambda one: float(one["epsilon"] or 0.0)))
-    for key in found:
-        values = [one[key] for one in several]
+    line = dict(max(several, key=lambda ours: float(ours["epsilon"] or 0.0)))
+    for key in line:
+        values = [ours[key] for ours in several]
         if all(isinstance(v, float | int) or v == "inf" for v in values) and len(set(values)) > 1:
-            found[key] = statistics.fmean(map(float, values))
+            line[key] = statistics.fmean(map(float, values))
     for name, key in (("perplexity", "perplexities"), ("epsilon", "epsilons")):
-        found[key] = [one[name] for one in several]
-        numbers = [math.inf if one is None else float(one) for one in found[key]]
+        line[key] = [ours[name] for ours in several]
+        numbers = [math.inf if value is None else float(value) for value in line[key]]
         spread = len(numbers) > 1 and all(map(math.isfinite, numbers))
-        found[f"{name}_deviation"] = statistics.stdev(numbers) if spread else None
-    return found
+        line[f"{name}_deviation"] = statistics.stdev(numbers) if spread else None
+    return line
 
 
 def over_trainings(several: Sequence[Ours]) -> Ours:
@@ -258,15 +258,15 @@ def over_trainings(several: Sequence[Ours]) -> Ours:
 
     The text is the same, so the interval is about other trainings and divisions.
     """
-    found = average(several)
-    gaps = [one["difference"]["mean"] for one in several if one.get("difference")]
+    line = average(several)
+    gaps = [ours["difference"]["mean"] for ours in several if ours.get("difference")]
     if len(gaps) == len(several):
         mean = statistics.fmean(gaps)
         quantile = scipy.stats.t.ppf(0.975, len(gaps) - 1)  # Student's
         reach = float(quantile) * statistics.stdev(gaps) / math.sqrt(len(gaps))
         ends = {"mean": mean, "low": mean - reach, "high": mean + reach}
-        found["difference"] = ends | {"trainings": len(gaps)}
-    return found
+        line["difference"] = ends | {"trainings": len(gaps)}
+    return line
 
 
 def merge(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -278,12 +278,12 @@ def merge(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if len(results) == 1:
         return first
     rows = []
-    for same in zip(*(one["rows"] for one in results), strict=True):
-        sides = [one["ours"] for one in same]
-        label = " or ".join(dict.fromkeys(one["label"] for one in same))
+    for same in zip(*(result["rows"] for result in results), strict=True):
+        sides = [entry["ours"] for entry in same]
+        label = " or ".join(dict.fromkeys(entry["label"] for entry in same))
         ours = None if None in sides else over_trainings(sides)
         rows.append(same[0] | {"label": label, "ours": ours})
-    notes = dict.fromkeys(note for one in results for note in one["notes"])
+    notes = dict.fromkeys(note for result in results for note in result["notes"])
     words = (
         f"Numbers are means over {len(results)} trainings, each with its own division of the text. "
         "± and […] are over trainings, not runs: the standard deviation, Student's 95 % interval."
@@ -300,20 +300,20 @@ def _ours(runs: Sequence[Evaluation], public: Sequence[Evaluation], mechanism: M
     names = ("delta", "kind", "guarantee", "unit", "adjacency")
     lines = [
         {
-            "perplexity": one.perplexity,
+            "perplexity": run.perplexity,
             "perplexity_deviation": None,
             "perplexities": None,
             "difference": None if runs is public else paired_difference(runs, public),
-            "epsilon": one.guarantee.epsilon,
+            "epsilon": run.guarantee.epsilon,
             "epsilon_deviation": None,
             "epsilons": None,
-            **{name: value for name, value in one.to_json().items() if name in names},
-            "queries": one.queries,
-            "screened": one.screened * one.queries,
+            **{name: value for name, value in run.to_json().items() if name in names},
+            "queries": run.queries,
+            "screened": run.screened * run.queries,
             "mechanism": repr(mechanism),
-            **one.breakdown,
+            **run.breakdown,
         }
-        for one in runs
+        for run in runs
     ]
     return average(lines)
 
@@ -324,21 +324,21 @@ def dp_line(folder: Path) -> tuple[str, Reference]:
     Raises:
         ValueError: as `read_dp_adapter`, and for another δ than the tables'.
     """
-    said, _ = read_dp_adapter(folder)
-    if said.delta != DELTA:
-        raise ValueError(f"{folder} must have its ε at δ = {DELTA:g}, got one at {said.delta:g}")
+    stated, _ = read_dp_adapter(folder)
+    if stated.delta != DELTA:
+        raise ValueError(f"{folder} must have its ε at δ = {DELTA:g}, got one at {stated.delta:g}")
     promise = dict.fromkeys(("epsilon_deviation", "mixing", "screening", "conversion")) | {
-        "epsilon": said.epsilon,
-        "delta": said.delta,
+        "epsilon": stated.epsilon,
+        "delta": stated.delta,
         "kind": "fixed",
-        "guarantee": str(said),
-        "unit": said.protected,
+        "guarantee": str(stated),
+        "unit": stated.protected,
         "adjacency": "add/remove",
         "screened": 0.0,
-        "total": said.epsilon,
+        "total": stated.epsilon,
         "mechanism": "one adapter trained by DP-SGD",
     }
-    name = DP_SGD if said.blocks_per_identifier is None else WHOLE_NAME
+    name = DP_SGD if stated.blocks_per_identifier is None else WHOLE_NAME
     return name, ([folder], promise)
 
 
@@ -382,13 +382,13 @@ def builtin_dp_adapter(
             base, documents, folder, config, target, unit=unit, base_name=base_facts(base).name,
             progress=progress,
         )  # fmt: skip
-    said, training = read_dp_adapter(folder)
+    stated, training = read_dp_adapter(folder)
     # For this target ε is at most the target, and lower only by the noise search's tolerance.
-    near = 0.95 * EPSILON <= said.epsilon <= EPSILON and said.delta == DELTA
+    near = 0.95 * EPSILON <= stated.epsilon <= EPSILON and stated.delta == DELTA
     same = training == json.loads(json.dumps(asdict(config)))
-    if not (near and same and said.blocks_per_identifier == blocks):
+    if not (near and same and stated.blocks_per_identifier == blocks):
         raise ValueError(
             f"{folder} must hold the DP-SGD adapter of this experiment, it holds one of other "
             "settings; remove it or give another --out"
         )
-    return said
+    return stated

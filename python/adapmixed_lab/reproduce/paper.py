@@ -154,11 +154,11 @@ class Panel(NamedTuple):
 
 def _panel(letter: str, title: str, names: str, anchor: str, *points: Any) -> Panel:
     """Return a panel of points (label, the values of the named settings, ε, perplexity)."""
-    made = (
+    marks = (
         Point(label, dict(zip(names.split(), values, strict=True)), epsilon, perplexity)
         for label, *values, epsilon, perplexity in points
     )
-    return Panel(letter, title, anchor, tuple(made))
+    return Panel(letter, title, anchor, tuple(marks))
 
 
 FIGURE_2 = (

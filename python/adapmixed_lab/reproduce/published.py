@@ -130,15 +130,15 @@ class PublishedPMixED(PMixED):
             rows.public.device
         )
         sizes, q = taken.sum(0), public_token(rows).probabilities()
-        given = q.clone()
+        shares = q.clone()
         for size in filter(None, sizes.unique().tolist()):
             # The mean over all with weight 0 for the others is |S|/N of the subset's, the rest q.
             projection = self._projection(rows, size)
             projection = replace(projection, weight=projection.weight.where(taken, 0.0))
             mixed = ops.mixture(rows.private, rows.public, projection)
             of_subset = (models * mixed - (models - size) * q) / size
-            given[sizes == size] = of_subset.clamp(min=0.0)[sizes == size]
-        return GivenToken(rows, unprotected(rows)[1], (event,), given=given)
+            shares[sizes == size] = of_subset.clamp(min=0.0)[sizes == size]
+        return GivenToken(rows, unprotected(rows)[1], (event,), given=shares)
 
     def _projection(self, rows: ShapedLogits, size: int) -> ops.Projection:
         """Return the projection of all members onto the ball for a subset of this size."""
@@ -199,8 +199,8 @@ class FixedLoss(AdaPMixED):
     no_replacement: ClassVar[str] = ""
 
     def _prepare(self, rows: ShapedLogits, rng: RandomSource) -> NextToken:
-        found, (models, positions) = super()._prepare(rows, rng), rows.private.shape[:2]
+        prepared, (models, positions) = super()._prepare(rows, rng), rows.private.shape[:2]
         bound = sound_bound(self.order, self.radius, models)
-        screening = tuple(one for one in found.events if isinstance(one, GaussianScreening))
+        screening = tuple(cost for cost in prepared.events if isinstance(cost, GaussianScreening))
         event = RenyiBound(self.order, bound, models, positions)
-        return replace(found, events=(*screening, event), losses=None)
+        return replace(prepared, events=(*screening, event), losses=None)

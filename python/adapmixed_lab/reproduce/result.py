@@ -86,11 +86,11 @@ def read_experiment(path: Path) -> dict[str, Any]:
         ValueError, KeyError, TypeError: if it is not JSON, has another format version, lacks a
             part, or names a data set that could lead out of a folder.
     """
-    found = read_versioned(path, FORMAT_VERSION, "inputs")
-    dataset = found["inputs"]["dataset"]
+    result = read_versioned(path, FORMAT_VERSION, "inputs")
+    dataset = result["inputs"]["dataset"]
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", dataset):  # it becomes a file's name
         raise ValueError(f"dataset must be a name, got {dataset!r}")
-    return found
+    return result
 
 
 def run_words(result: Mapping[str, Any]) -> str:
@@ -123,14 +123,14 @@ Row = Mapping[str, Any]
 def text(result: Mapping[str, Any]) -> str:
     """Return the tables of a result and its notes; ε is in nats, and "-" is a missing number."""
     lines = [_TITLES[result["experiment"]], run_words(result)]
-    groups = list(dict.fromkeys(one["group"] for one in result["rows"]))
+    groups = list(dict.fromkeys(entry["group"] for entry in result["rows"]))
     for group in groups:
-        rows = [one for one in result["rows"] if one["group"] == group]
+        rows = [entry for entry in result["rows"] if entry["group"] == group]
         heading = [group] if group else []
         if panel := result["settings"].get("panels", {}).get(group):
             heading = [f"({group}) {panel['title']}"]
         lines += ["", *heading, *_table(rows)]
-        if any(_has_parts(one["paper"]) for one in rows):
+        if any(_has_parts(entry["paper"]) for entry in rows):
             lines += ["", "Parts of ε:", *_breakdown(rows)]
     lines.append("")
     pairs = [INTERVAL_WORDS] * ("trainings" not in result["settings"])
@@ -140,31 +140,31 @@ def text(result: Mapping[str, Any]) -> str:
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
-    sides = [one[side] for one in rows for side in ("ours", "paper") if one[side]]
+    sides = [entry[side] for entry in rows for side in ("ours", "paper") if entry[side]]
     shown = {"screened": any(float(side.get("screened") or 0.0) for side in sides)}
     shown["vs public"] = any(side.get("difference") for side in sides)
     columns = [(title, *how) for title, how in _COLUMNS.items() if shown.get(title, True)]
     title, key = ("setting", "label") if rows[0]["label"] else ("method", "method")
-    cells = [[title], *([one[key]] for one in rows)]
+    cells = [[title], *([entry[key]] for entry in rows)]
     numbers = [False]
-    for side in ("ours", "paper") if any(one["paper"] for one in rows) else ("ours",):
-        values = [one[side] or {} for one in rows]
+    for side in ("ours", "paper") if any(entry["paper"] for entry in rows) else ("ours",):
+        values = [entry[side] or {} for entry in rows]
         for title, field, number, show in columns:
             if side == "paper" and title not in _PAPER:
                 continue
             name = "paper: ε" if side == "paper" and title == "ε" else title
-            found = [MISSING if one.get(field) is None else show(one) for one in values]
-            cells = [[*line, cell] for line, cell in zip(cells, [name, *found], strict=True)]
+            words = [MISSING if value.get(field) is None else show(value) for value in values]
+            cells = [[*line, cell] for line, cell in zip(cells, [name, *words], strict=True)]
             numbers.append(number)
     return aligned(cells, numbers)
 
 
 def _breakdown(rows: Iterable[Row]) -> list[str]:
     cells = [["method", *_PARTS]]
-    for one in rows:
-        for side, name in (("ours", one["method"]), ("paper", f"{one['method']} (paper)")):
-            if _has_parts(one[side]):
-                cells.append([name, *(show_cost(one[side], part) for part in _PARTS)])
+    for entry in rows:
+        for side, name in (("ours", entry["method"]), ("paper", f"{entry['method']} (paper)")):
+            if _has_parts(entry[side]):
+                cells.append([name, *(show_cost(entry[side], part) for part in _PARTS)])
     return aligned(cells, [False, True, True, True, True])
 
 

@@ -57,11 +57,11 @@ def table1(inputs: Texts, parts: Sequence[tuple[int, int]]) -> dict[str, Any]:
     printed = paper.TABLE_1[dataset] if inputs.sources.paper else {}
     rows = []
     for number, (runs, queries) in enumerate(parts, start=1):
-        asked, state = _methods_1(dataset, inputs.sources.scale, queries), f"table1-{number}"
+        methods, state = _methods_1(dataset, inputs.sources.scale, queries), f"table1-{number}"
         group = f"{'one run' if runs == 1 else f'{runs} runs'} of {queries:,} queries"
-        for name, ours in compare(inputs, asked, queries, runs=runs, state=state).items():
-            known = _KNOWN.get(name, name), number > 1
-            rows.append(row(name, ours, printed.get(known), group=group))
+        for name, ours in compare(inputs, methods, queries, runs=runs, state=state).items():
+            key = _KNOWN.get(name, name), number > 1
+            rows.append(row(name, ours, printed.get(key), group=group))
     (runs, queries), *others = parts
     settings = {
         "runs": runs,
@@ -85,7 +85,7 @@ def table1(inputs: Texts, parts: Sequence[tuple[int, int]]) -> dict[str, Any]:
             f"DP-SGD protects one {unit}, and the ensembles' mechanisms protect a whole shard. The "
             "same ε is a weaker guarantee for DP-SGD."
         )
-    for part in dict.fromkeys(str(one["group"]) for one in rows if inputs.sources.paper):
+    for part in dict.fromkeys(str(entry["group"]) for entry in rows if inputs.sources.paper):
         notes += _order_notes_1(rows, part)
     return build_result("table1", inputs, rows=rows, settings=settings, notes=notes)
 
@@ -111,8 +111,8 @@ def parts_of(
     usual = paper.LONG_QUERIES[inputs.sources.dataset] if full else paper.TABLE_2_QUERIES
     long = usual if long_queries is None else long_queries
     parts = [(runs, queries), (1, long)][: 2 if long else 1]
-    for count, asked in parts:
-        stretches(inputs, count, asked)
+    for count, length in parts:
+        stretches(inputs, count, length)
     return parts
 
 
@@ -121,19 +121,19 @@ def _order_notes_1(rows: Sequence[Mapping[str, Any]], group: str) -> list[str]:
 
     The paper's PMixED is the published one. Ours, with the sound analysis, must keep the order too.
     """
-    ours = {one["method"]: one["ours"] for one in rows if one["group"] == group}
-    found = {name: one["perplexity"] for name, one in ours.items()}
+    ours = {entry["method"]: entry["ours"] for entry in rows if entry["group"] == group}
+    scores = {name: side["perplexity"] for name, side in ours.items()}
     chains = (
         (paper.PUBLIC, paper.DP_SGD, PUBLISHED, paper.ADAPMIXED),
         (paper.DP_SGD, paper.PMIXED, paper.ADAPMIXED),
     )
     pairs = dict.fromkeys(
-        pair for chain in chains for pair in pairwise(name for name in chain if name in found)
+        pair for chain in chains for pair in pairwise(name for name in chain if name in scores)
     )
     failed = [
-        f"{better} is not below {worse} ({found[better]:.2f} against {found[worse]:.2f})"
+        f"{better} is not below {worse} ({scores[better]:.2f} against {scores[worse]:.2f})"
         for worse, better in pairs
-        if not found[better] < found[worse]
+        if not scores[better] < scores[worse]
     ]
     notes = []
     if failed:
@@ -184,14 +184,14 @@ def table2(inputs: Texts, *, queries: int = paper.TABLE_2_QUERIES) -> dict[str, 
         ValueError: if the text is too short.
     """
     dataset = inputs.sources.dataset
-    found = compare(inputs, _methods_2(dataset, queries), queries, state="table2")
+    lines = compare(inputs, _methods_2(dataset, queries), queries, state="table2")
     printed = paper.TABLE_2 if inputs.sources.paper and dataset == paper.TABLE_2_DATASET else {}
-    rows = [row(name, ours, printed.get(_KNOWN.get(name, name))) for name, ours in found.items()]
+    rows = [row(name, ours, printed.get(_KNOWN.get(name, name))) for name, ours in lines.items()]
     if printed:
         # There is no line of ours to compare it with; the notes say why.
         screened = paper.PMIXED_SCREENED
-        alone = row(f"{screened}, as published", None, printed[screened])
-        rows.insert(list(found).index(screened) + 1, alone)
+        entry = row(f"{screened}, as published", None, printed[screened])
+        rows.insert(list(lines).index(screened) + 1, entry)
     settings = {
         "queries": queries,
         "pmixed_order": paper.PMIXED_ORDER,
@@ -202,7 +202,7 @@ def table2(inputs: Texts, *, queries: int = paper.TABLE_2_QUERIES) -> dict[str, 
         notes.append(f"The paper's Table 2 covers {paper.TABLE_2_DATASET} alone.")
     elif printed and queries != paper.TABLE_2_QUERIES:
         notes.append(f"{queries:,} queries here, {paper.TABLE_2_QUERIES:,} in the paper.")
-    fixed, adaptive = found[paper.PMIXED], found[paper.UNSCREENED]
+    fixed, adaptive = lines[paper.PMIXED], lines[paper.UNSCREENED]
     if inputs.sources.paper and not adaptive["epsilon"] < fixed["epsilon"]:
         notes.append(
             "In the paper the data-dependent analysis costs less than PMixED's at a larger β. Here "
