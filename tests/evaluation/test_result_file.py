@@ -93,35 +93,35 @@ def test_goes_on_with_new_noise(tmp_path: Path) -> None:
 
     The utility, too, is that of an uninterrupted evaluation.
     """
-    path, two = tmp_path / "result.json", ("noisy", "budgeted")
-    only = dict(mechanisms={name: MECHANISMS[name] for name in two}, diagnostics=True)
+    path, names = tmp_path / "result.json", ("noisy", "budgeted")
+    only = dict(mechanisms={name: MECHANISMS[name] for name in names}, diagnostics=True)
     interrupted(path, 2, **only)
     assert windows_in(path) == 1
     whole = answer(**only)
-    for found in (answer(path, **only), answer(path, **only)):
-        assert numbers(found) == numbers(whole)
-        for one, other in zip(found, whole, strict=True):
-            assert one.utility == other.utility
+    for again in (answer(path, **only), answer(path, **only)):
+        assert numbers(again) == numbers(whole)
+        for result, other in zip(again, whole, strict=True):
+            assert result.utility == other.utility
 
 
 def test_secure_randomness_is_never_stored_nor_used_again(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    made: list[SecureRandom] = []
+    sources: list[SecureRandom] = []
 
     class Watched(SecureRandom):
         def child(self, label: str) -> SecureRandom:
-            made.append(SecureRandom())
-            return made[-1]
+            sources.append(SecureRandom())
+            return sources[-1]
 
     interrupted(path, 4, rng=Watched())
     text = path.read_text(encoding="ascii")
     assert json.loads(text)["configuration"]["randomness"] is None
     assert '"position":null' in text and '"position":0' not in text
-    first = len(made)
-    assert any(source._next for source in made)
+    first = len(sources)
+    assert any(source._next for source in sources)
     runs = answer(path, rng=Watched())
-    assert [one.queries for one in runs] == [QUERIES] * len(MECHANISMS)
-    keys = [bytes(source._key.tolist()) for source in made]
+    assert [result.queries for result in runs] == [QUERIES] * len(MECHANISMS)
+    keys = [bytes(source._key.tolist()) for source in sources]
     assert len(set(keys)) == len(keys) > first
     text += path.read_text(encoding="ascii")
     for key in keys:
@@ -131,9 +131,9 @@ def test_secure_randomness_is_never_stored_nor_used_again(tmp_path: Path) -> Non
 
 
 def another(**facts: Any) -> FakeEnsemble:
-    found = FakeEnsemble()
-    vars(found).update(facts)
-    return found
+    fake = FakeEnsemble()
+    vars(fake).update(facts)
+    return fake
 
 
 CHANGED: dict[str, tuple[dict[str, Any], str]] = {
