@@ -351,7 +351,7 @@ def parts_of(account: Account, delta: float, adjacency: str) -> Breakdown:
 
 def _bounded_range(account: Account, delta: float, adjacency: str) -> float:
     pools = account.of(BoundedRangeAnswer)
-    settings = [(pool.scale, pool.lower, pool.upper, pool.num_models, adjacency) for pool in pools]
+    settings = [(p.scale, p.lower, p.upper, p.num_models, adjacency) for p in pools]
     if len(pools) == 1:
         span = answer_range(*settings[0])
         return bounded_range_epsilon(span, account.charged[pools[0]], delta)
