@@ -85,7 +85,7 @@ def call(name: str, like: Tensor, *arguments: Any, workspace: tuple[Any, ...] = 
 def native(value: Any) -> Any:
     """Return what the compiled module takes: logits as their struct, other tensors as addresses."""
     if isinstance(value, tuple):
-        return tuple([native(one) for one in value])
+        return tuple([native(item) for item in value])
     if isinstance(value, (int, float)):
         return value
     if value is None:
@@ -107,9 +107,9 @@ def _operator(schema: str, results: Callable[..., Any]) -> Callable[[_Run], _Run
 
     def register(run: _Run) -> _Run:
         def implementation(*arguments: Any) -> Any:
-            found = results(*arguments)
-            run(found, *arguments)
-            return found
+            outputs = results(*arguments)
+            run(outputs, *arguments)
+            return outputs
 
         name = schema.partition("(")[0]
         implementations[name] = implementation
@@ -147,7 +147,7 @@ def _refuse_capture(device: torch.device) -> None:
     "checked(Tensor values, str name, float least, float most) -> Tensor",
     lambda values, *_: torch.empty_like(values),
 )
-def _checked(found: Tensor, values: Tensor, name: str, least: float, most: float) -> None:
+def _checked(output: Tensor, values: Tensor, name: str, least: float, most: float) -> None:
     """Copy values known to lie in [least, most].
 
     Callers go on with the copy, since a compiler would drop a check without a result. If nothing
@@ -155,23 +155,23 @@ def _checked(found: Tensor, values: Tensor, name: str, least: float, most: float
     """
     good = (values >= least) & (values <= most) & values.isfinite()
     if not immediate(values.device):
-        found.copy_(torch.where(good, values, math.nan))
+        output.copy_(torch.where(good, values, math.nan))
     elif at := first_of(~good):
         rule = "finite" if most == math.inf else f"in [{least:.9g}, {most:.9g}]"
         raise ValueError(f"{name}{at} must be {rule}, got {values[tuple(at)].item()}")
     else:
-        found.copy_(values)
+        output.copy_(values)
 
 
 @_operator(
     "log_sum_exp(Tensor logits, str name) -> (Tensor, Tensor)",
     lambda logits, _: _of_rows(logits, F64, I32),
 )
-def _log_sum_exp(found: tuple[Tensor, ...], logits: Tensor, name: str) -> None:
+def _log_sum_exp(outputs: tuple[Tensor, ...], logits: Tensor, name: str) -> None:
     """Find lse and status, without the last axis, of (B, V) or (N, B, V)."""
     shape = logits.shape if logits.dim() == 3 else (1, *logits.shape)
-    if call("log_sum_exp", logits, logits, *shape, *found, workspace=(shape,)):
-        raise_row_errors(name, found[1])
+    if call("log_sum_exp", logits, logits, *shape, *outputs, workspace=(shape,)):
+        raise_row_errors(name, outputs[1])
 
 
 @_operator(
@@ -180,18 +180,18 @@ def _log_sum_exp(found: tuple[Tensor, ...], logits: Tensor, name: str) -> None:
     lambda private, public, *_: (*_of_rows(private, F64, F64, I32), *_of_rows(public, F64, I32)),
 )
 def _project(
-    found: tuple[Tensor, ...], private: Tensor, public: Tensor, order: float, radius: float
+    outputs: tuple[Tensor, ...], private: Tensor, public: Tensor, order: float, radius: float
 ) -> None:
     """Find (weight, private_lse, status, public_lse, public_status)."""
     inputs = private.shape, private, public
-    if call("project", private, inputs, order, radius, found, workspace=(private.shape,)):
-        raise_row_errors("public_logits", found[4])
-        raise_row_errors("private_logits", found[2])
+    if call("project", private, inputs, order, radius, outputs, workspace=(private.shape,)):
+        raise_row_errors("public_logits", outputs[4])
+        raise_row_errors("private_logits", outputs[2])
 
 
-def _clip_results(private: Tensor, *given: Any) -> tuple[Tensor, ...]:
+def _clip_results(private: Tensor, *args: Any) -> tuple[Tensor, ...]:
     log_scale, residual, private_lse, status = _of_rows(private, F64, F64, F64, I32)
-    charge = log_scale.new_empty((*log_scale.shape, len(given[4])))
+    charge = log_scale.new_empty((*log_scale.shape, len(args[4])))
     return log_scale, residual, charge, private_lse, status
 
 
@@ -200,13 +200,13 @@ def _clip_results(private: Tensor, *given: Any) -> tuple[Tensor, ...]:
     " float upper, float[] orders, int num_models) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _clip_results,
 )
-def _clip_project(found: tuple[Tensor, ...], *given: Any) -> None:
+def _clip_project(outputs: tuple[Tensor, ...], *args: Any) -> None:
     """Find (log_scale, residual, charge, private_lse, status); charge is empty without orders."""
-    *inputs, lower, upper, orders, num_models = given
+    *inputs, lower, upper, orders, num_models = args
     values, shape = array("d", orders), inputs[0].shape
     options = lower, upper, *values.buffer_info(), num_models
-    if call("clip_project", found[0], (shape, *inputs), options, found, workspace=(shape,)):
-        raise_row_errors("private_logits", found[4])
+    if call("clip_project", outputs[0], (shape, *inputs), options, outputs, workspace=(shape,)):
+        raise_row_errors("private_logits", outputs[4])
 
 
 def _pool_results(private: Tensor, public: Tensor, *_: Any) -> tuple[Tensor, ...]:
@@ -220,13 +220,13 @@ def _pool_results(private: Tensor, public: Tensor, *_: Any) -> tuple[Tensor, ...
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _pool_results,
 )
-def _log_pool(found: tuple[Tensor, ...], *given: Any) -> None:
+def _log_pool(outputs: tuple[Tensor, ...], *args: Any) -> None:
     """Find (log_normaliser, span, private_lse, status, public_lse, public_status, log_weights)."""
-    shape = given[0].shape
-    inputs, options = (shape, *given[:3]), given[3:]
-    if call("log_pool", found[0], inputs, options, found, workspace=(shape,)):
-        raise_row_errors("public_logits", found[5])
-        raise_row_errors("private_logits", found[3])
+    shape = args[0].shape
+    inputs, options = (shape, *args[:3]), args[3:]
+    if call("log_pool", outputs[0], inputs, options, outputs, workspace=(shape,)):
+        raise_row_errors("public_logits", outputs[5])
+        raise_row_errors("private_logits", outputs[3])
 
 
 _ENSEMBLE = "Tensor private_logits, Tensor public_logits, Tensor private_lse, Tensor public_lse"
@@ -237,12 +237,12 @@ _ENSEMBLE = "Tensor private_logits, Tensor public_logits, Tensor private_lse, Te
     " float threshold, int num_models) -> (Tensor, Tensor)",
     lambda private, public, *_: _of_rows(public, F64, torch.bool),
 )
-def _screen(found: tuple[Tensor, ...], *given: Any) -> None:
+def _screen(outputs: tuple[Tensor, ...], *args: Any) -> None:
     """Find (divergence, passed)."""
-    *ensemble, noise, tokens, active, weight, order, threshold, num_models = given
+    *ensemble, noise, tokens, active, weight, order, threshold, num_models = args
     numbers = weight, order, threshold, tokens.shape[1], num_models
     options = *numbers, active, noise, tokens, torch.empty_like(noise)
-    call("screen", noise, (ensemble[0].shape, *ensemble), options, *found)
+    call("screen", noise, (ensemble[0].shape, *ensemble), options, *outputs)
 
 
 # The arguments of operators on projected rows: an ensemble, and the fields of struct Weights.
@@ -251,43 +251,43 @@ _WEIGHTED = (
 )
 
 
-def _weighted(given: tuple[Any, ...]) -> tuple[Any, Any]:
-    return (given[0].shape, *given[:4]), given[4:9]
+def _weighted(args: tuple[Any, ...]) -> tuple[Any, Any]:
+    return (args[0].shape, *args[:4]), args[4:9]
 
 
 @_operator(
     f"leave_one_out({_WEIGHTED}, float[] orders, bool zero_out, int num_models) -> Tensor",
-    lambda *given: given[2].new_empty((*given[2].shape, len(given[9]))),
+    lambda *args: args[2].new_empty((*args[2].shape, len(args[9]))),
 )
-def _leave_one_out(loss: Tensor, *given: Any) -> None:
+def _leave_one_out(loss: Tensor, *args: Any) -> None:
     """Find the losses, (N, B, K)."""
-    orders, zero_out, num_models = given[9:]
-    values, balance = array("d", orders), torch.empty_like(given[2])
-    arguments = *_weighted(given), (*values.buffer_info(), zero_out, num_models), loss, balance
-    if call("leave_one_out", loss, *arguments, workspace=(given[0].shape, len(orders))):
+    orders, zero_out, num_models = args[9:]
+    values, balance = array("d", orders), torch.empty_like(args[2])
+    arguments = *_weighted(args), (*values.buffer_info(), zero_out, num_models), loss, balance
+    if call("leave_one_out", loss, *arguments, workspace=(args[0].shape, len(orders))):
         _refuse_foreign("private_logits", ~(balance.abs() <= 1e-5))
         # The balance tells of p̄_i − q alone. CUDA's kernels add up q themselves.
-        own, _ = torch.ops.adapmixed.log_sum_exp(given[1], "public_logits")
-        _refuse_foreign("public_logits", ~((own - given[3]).abs() <= 1e-5))
+        sums, _ = torch.ops.adapmixed.log_sum_exp(args[1], "public_logits")
+        _refuse_foreign("public_logits", ~((sums - args[3]).abs() <= 1e-5))
 
 
 @_operator(
     f"mixture({_WEIGHTED}) -> Tensor",
     lambda private, public, *_: public.new_empty(public.shape, dtype=F64),
 )
-def _mixture(p: Tensor, *given: Any) -> None:
+def _mixture(p: Tensor, *args: Any) -> None:
     """Find p, (B, V)."""
-    if call("mixture", p, *_weighted(given), p, workspace=(given[0].shape,)):
+    if call("mixture", p, *_weighted(args), p, workspace=(args[0].shape,)):
         _refuse_foreign("position ", ~((p.sum(-1) - 1.0).abs() <= 1e-6))
 
 
 @_operator(
-    f"log_prob({_WEIGHTED}, Tensor targets) -> Tensor", lambda *given: torch.empty_like(given[3])
+    f"log_prob({_WEIGHTED}, Tensor targets) -> Tensor", lambda *args: torch.empty_like(args[3])
 )
-def _log_prob(found: Tensor, *given: Any) -> None:
+def _log_prob(output: Tensor, *args: Any) -> None:
     """Find log p, (B,), of targets in [0, V); a GPU gives NaN for others."""
-    if call("log_prob", found, *_weighted(given), given[9], found):
-        _refuse_foreign("position ", ~(found <= 1e-6))
+    if call("log_prob", output, *_weighted(args), args[9], output):
+        _refuse_foreign("position ", ~(output <= 1e-6))
 
 
 @_operator(
@@ -295,11 +295,11 @@ def _log_prob(found: Tensor, *given: Any) -> None:
     " float[] orders) -> (Tensor, Tensor)",
     lambda p, q, lse, _, orders: tuple(lse.new_empty((p.shape[0], len(orders))) for _ in range(2)),
 )
-def _renyi_divergence(found: tuple[Tensor, ...], *given: Any) -> None:
+def _renyi_divergence(outputs: tuple[Tensor, ...], *args: Any) -> None:
     """Find the divergences of P and Q, (M, V), in both directions, (M, K)."""
-    *ensemble, orders = given
-    values, shape = array("d", orders), (1, *given[0].shape)
-    call("renyi_divergence", found[0], (shape, *ensemble), *values.buffer_info(), *found)
+    *ensemble, orders = args
+    values, shape = array("d", orders), (1, *args[0].shape)
+    call("renyi_divergence", outputs[0], (shape, *ensemble), *values.buffer_info(), *outputs)
 
 
 # The operators that draw read 32 bytes from the key's address, on the CPU. A call number is never
@@ -310,9 +310,9 @@ def _renyi_divergence(found: tuple[Tensor, ...], *given: Any) -> None:
         tuple(shape), dtype=F64, device=device or key.device
     ),
 )
-def _gaussian(found: Tensor, key: Tensor, counter: int, _: Any, sigma: float, *__: Any) -> None:
-    _refuse_capture(found.device)
-    call("gaussian", found, key, counter, sigma, found.numel(), found)
+def _gaussian(output: Tensor, key: Tensor, counter: int, _: Any, sigma: float, *__: Any) -> None:
+    _refuse_capture(output.device)
+    call("gaussian", output, key, counter, sigma, output.numel(), output)
 
 
 @_operator(
@@ -322,8 +322,8 @@ def _gaussian(found: Tensor, key: Tensor, counter: int, _: Any, sigma: float, *_
 def _sample(tokens: Tensor, p: Tensor, public: Tensor, key: Tensor, counter: int) -> None:
     _refuse_capture(p.device)
     status = torch.empty_like(tokens, dtype=I32)
-    given = p, public, *p.shape, key, counter
-    if not call("sample", p, *given, tokens, status, workspace=tuple(p.shape)):
+    inputs = p, public, *p.shape, key, counter
+    if not call("sample", p, *inputs, tokens, status, workspace=tuple(p.shape)):
         return
     if at := first_of(status):
         row, held = p[at[0]], ~public[at[0]].isneginf()

@@ -108,16 +108,16 @@ def members(active: object, private: Tensor, name: str = "active") -> Tensor | N
 def tokens(targets: object, public: Tensor) -> Tensor:
     """Return targets (B,), which the CPU checks; a GPU's kernels give NaN for bad ones."""
     t = typed("targets", targets, torch.int64, public.shape[:1], public)
-    found: Tensor = (
+    checked: Tensor = (
         _ops.checked(t, "targets", 0, public.shape[-1] - 1) if immediate(t.device) else t
     )
-    return found
+    return checked
 
 
 def log_sum_exp(logits: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """Return the log-sum-exps of rows and their statuses; errors name ``name``."""
-    found: tuple[Tensor, Tensor] = _ops.log_sum_exp(logits, name)
-    return found
+    sums: tuple[Tensor, Tensor] = _ops.log_sum_exp(logits, name)
+    return sums
 
 
 def near_log_sum_exp(logits: Tensor, near: Tensor) -> Tensor:
@@ -165,8 +165,8 @@ def weighted(
     The weights are (weight, residual, lower, upper, active), see csrc/common/operators.h.
     """
     if not isinstance(projection, Projection | Clipping):
-        known = prepare(private_logits, public_logits)[:4]
-        return *known, _bare_weights(projection, known[0]), None, 0.0, 0.0, None
+        prepared = prepare(private_logits, public_logits)[:4]
+        return *prepared, _bare_weights(projection, prepared[0]), None, 0.0, 0.0, None
     private, public = ensemble_logits(private_logits, public_logits)
     shape = private.shape[:2]
 

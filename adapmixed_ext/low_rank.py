@@ -51,9 +51,9 @@ def pack_factors(
     packed = torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape)
     for block in range(packed.shape[1]):
         members = torch.zeros((BLOCK, vocab, rank), dtype=dtype)
-        for place, one in enumerate(factors[block * BLOCK : (block + 1) * BLOCK]):
-            if one is not None:
-                members[place, :, : len(one)] = one.T
+        for place, factor in enumerate(factors[block * BLOCK : (block + 1) * BLOCK]):
+            if factor is not None:
+                members[place, :, : len(factor)] = factor.T
         packed[:, block] = members.permute(1, 2, 0)
     return packed
 
@@ -67,9 +67,9 @@ def pack_codes(codes: Sequence[Tensor | None], rank: int, width: int) -> Tensor:
         width: d.
     """
     packed = torch.zeros((width, blocks_of(len(codes)), rank, BLOCK))
-    for member, one in enumerate(codes):
-        if one is not None:
-            packed[:, member // BLOCK, : one.shape[1], member % BLOCK] = one
+    for member, code in enumerate(codes):
+        if code is not None:
+            packed[:, member // BLOCK, : code.shape[1], member % BLOCK] = code
     return packed.view(width, -1)
 
 
@@ -92,9 +92,9 @@ def add_low_rank(
     Raises:
         ValueError: wrong shapes, dtypes, devices, strides, or tokens (on a GPU: NaN instead).
     """
-    for name, one, dims in (("factors", factors, 4), ("private_logits", private_logits, 3)):
-        if check.tensor(name, one).dim() != dims:
-            raise ValueError(f"{name} must have {dims} dimensions, got {one.dim()}")
+    for name, value, dims in (("factors", factors, 4), ("private_logits", private_logits, 3)):
+        if check.tensor(name, value).dim() != dims:
+            raise ValueError(f"{name} must have {dims} dimensions, got {value.dim()}")
     if factors.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"factors must be float32 or bfloat16, got {factors.dtype}")
     (vocab, _, rank, _), shape = factors.shape, private_logits.shape
@@ -123,8 +123,8 @@ def _check(
     dtype: torch.dtype = torch.float32,
 ) -> None:  # fmt: skip
     """Raise unless the compiled module can take the address of a tensor."""
-    one = check.of_type(name, value, dtype, shape, like)
-    if not (one.stride(-1) == 1 if name in _PARTS else one.is_contiguous()):
+    tensor = check.of_type(name, value, dtype, shape, like)
+    if not (tensor.stride(-1) == 1 if name in _PARTS else tensor.is_contiguous()):
         raise ValueError(f"{name} must be contiguous, or have contiguous rows if it has logits")
 
 
@@ -171,13 +171,13 @@ def cross_entropy(
     _check("public_logits", public_logits, (rows, vocab), losses)
     _check("coefficients", coefficients, shapes[0], losses)
     _check("factors", factors, shapes[1], losses)
-    for at, one in enumerate(derivatives or ()):
-        _check(f"derivatives[{at}]", one, shapes[at], losses)
+    for at, derivative in enumerate(derivatives or ()):
+        _check(f"derivatives[{at}]", derivative, shapes[at], losses)
     _check("targets", targets, (rows,), losses, torch.int64)
     torch.ops.adapmixed.checked(targets, "targets", 0, vocab - 1)
     start, stride = public_logits.data_ptr(), public_logits.stride(0)
-    others = (one.data_ptr() for one in (coefficients, factors, targets))
-    written = (one.data_ptr() for one in derivatives) if derivatives else (0, 0)
+    others = (tensor.data_ptr() for tensor in (coefficients, factors, targets))
+    written = (tensor.data_ptr() for tensor in derivatives) if derivatives else (0, 0)
     operands = rows, vocab, rank, start, stride, *others
     call("cross_entropy", losses, operands, (losses, *written))
     return losses

@@ -172,9 +172,9 @@ def leave_one_out(
     """
     values = limits.check_orders(orders)
     limits.check_option("adjacency", adjacency, limits.NEIGHBOURS)
-    given = check.weighted(private_logits, public_logits, projection)
-    slots = check.slots(num_models, given[0])
-    loss: Tensor = _ops.leave_one_out(*given, values, adjacency == "zero_out", slots)
+    weighted = check.weighted(private_logits, public_logits, projection)
+    slots = check.slots(num_models, weighted[0])
+    loss: Tensor = _ops.leave_one_out(*weighted, values, adjacency == "zero_out", slots)
     return loss
 
 
@@ -241,10 +241,10 @@ def log_prob(
         log_weights, log_normaliser = _pool(private_logits, public_logits, projection)
         wanted = check.tokens(targets, log_weights)
         inside = wanted.clamp(0, log_weights.shape[-1] - 1)
-        found = log_weights.gather(-1, inside.unsqueeze(-1)).squeeze(-1) - log_normaliser
-        return torch.where(wanted == inside, found, math.nan)
-    given = check.weighted(private_logits, public_logits, projection)
-    result: Tensor = _ops.log_prob(*given, check.tokens(targets, given[1]))
+        log_probs = log_weights.gather(-1, inside.unsqueeze(-1)).squeeze(-1) - log_normaliser
+        return torch.where(wanted == inside, log_probs, math.nan)
+    weighted = check.weighted(private_logits, public_logits, projection)
+    result: Tensor = _ops.log_prob(*weighted, check.tokens(targets, weighted[1]))
     return result
 
 
@@ -311,11 +311,11 @@ def log_pool(
     private, public = check.ensemble_logits(private_logits, public_logits)
     lower, upper = limits.check_clip(lower, upper)
     scale, slots = limits.check_scale(scale, lower, upper), check.slots(num_models, private)
-    taking_part, known = check.members(active, private), lse_differences
-    if known is not None:
-        known = check.typed("lse_differences", known, F64, private.shape[:2], private)
+    taking_part, differences = check.members(active, private), lse_differences
+    if differences is not None:
+        differences = check.typed("lse_differences", differences, F64, private.shape[:2], private)
     log_normaliser, span, private_lse, status, public_lse, public_status, log_weights = (
-        _ops.log_pool(private, public, known, lower, upper, scale, slots, taking_part)
+        _ops.log_pool(private, public, differences, lower, upper, scale, slots, taking_part)
     )
     return LogPool(
         log_normaliser, span, private_lse, public_lse, lower, upper, scale, slots, taking_part,
@@ -409,10 +409,10 @@ def _flat_rows(name: str, logits: Tensor, shape: Sequence[int]) -> tuple[Tensor,
     """Return rows (M, V) and log-sum-exps (M,) after broadcasting; errors keep given indices."""
     vocab = shape[-1]
     # Up to three axes are passed on as they are, so that an error has the caller's indices.
-    given = logits if logits.dim() in (2, 3) else logits.reshape(-1, vocab)
-    given = given if given.stride(-1) == 1 or vocab == 1 else given.contiguous()
+    rows = logits if logits.dim() in (2, 3) else logits.reshape(-1, vocab)
+    rows = rows if rows.stride(-1) == 1 or vocab == 1 else rows.contiguous()
     flat = check.logits(name, logits.expand(shape).reshape(-1, vocab), 2)
-    lse, _ = log_sum_exp(given, name)
+    lse, _ = log_sum_exp(rows, name)
     return flat, lse.reshape(logits.shape[:-1]).expand(shape[:-1]).reshape(-1).contiguous()
 
 
@@ -470,13 +470,13 @@ def _reserved(rng: RandomSource) -> tuple[Tensor, int]:
 
 def _device(device: torch.device | str) -> torch.device:
     try:
-        found = torch.device(device)
+        parsed = torch.device(device)
     except (RuntimeError, TypeError):
-        found = torch.device("meta")
-    if found.type not in ("cpu", "cuda"):
+        parsed = torch.device("meta")
+    if parsed.type not in ("cpu", "cuda"):
         raise ValueError(f"device must be a CPU or CUDA device, got {device!r}")
-    backend(found)  # before torch makes a tensor there
-    return found
+    backend(parsed)  # before torch makes a tensor there
+    return parsed
 
 
 def gaussian(

@@ -23,8 +23,8 @@ class RandomSource(Protocol):
 
 def first_of(bad: Tensor) -> list[int]:
     """Return the index of the first value that is not 0; empty if there is none."""
-    found = bad.nonzero()
-    return list(found[0].tolist()) if found.numel() else []
+    indices = bad.nonzero()
+    return list(indices[0].tolist()) if indices.numel() else []
 
 
 def raise_row_errors(name: str, status: Tensor) -> None:

@@ -69,8 +69,8 @@ def test_an_answer_may_end_inside_a_character(tokenizer: Any) -> None:
     assert shown(tokenizer, prompt, answer[:8]) == WORLD * 2 + "\ufffd"
     assert shown(tokenizer, prompt + answer[:4], answer[4:6]) == WORLD
     assert shown(tokenizer, prompt + answer[:4], []) == ""
-    for told in (answer[:4], tokens_of(tokenizer, "\ufffd")):
-        assert shown(tokenizer, prompt + told, tokens_of(tokenizer, "ok\ufffd.")) == " ok\ufffd."
+    for prefix in (answer[:4], tokens_of(tokenizer, "\ufffd")):
+        assert shown(tokenizer, prompt + prefix, tokens_of(tokenizer, "ok\ufffd.")) == " ok\ufffd."
 
 
 @pytest.mark.parametrize("count", [1, 3, 100])
@@ -109,7 +109,7 @@ def test_an_answer_ends_before_a_stop_string_and_shows_nothing_of_it_early() -> 
         stop = tuple("".join(draw.choice("abß") for _ in range(draw.randint(1, 4))) for _ in "12")
         pieces, stopped = added(text, stop)
         # The answer ends with the token that completes the first stop string.
-        ends = [i for i in range(len(text) + 1) if any(one in text[:i] for one in stop)]
+        ends = [i for i in range(len(text) + 1) if any(s in text[:i] for s in stop)]
         assert stopped == bool(ends)
         seen = text[: min(ends)] if ends else text
         assert "".join(pieces) == seen[: min([seen.find(s) for s in stop if s in seen] + [99])]

@@ -30,7 +30,7 @@ class _Help(argparse.HelpFormatter):
     def add_usage(
         self, usage: Any, actions: Iterable[argparse.Action], groups: Any, prefix: Any = None
     ) -> None:
-        required = [one for one in actions if one.required]
+        required = [action for action in actions if action.required]
         usage = " ".join([self._format_usage(None, required, (), "").strip(), "[option ...]"])
         super().add_usage(usage, required, (), prefix)
 
@@ -62,11 +62,11 @@ def parser_of(prog: str, description: str, modules: Iterable[Any]) -> argparse.A
     for module in modules:
         name = module.__name__.rpartition(".")[2].replace("_", "-")
         first, _, description = (module.__doc__ or "").partition("\n\n")
-        told = first.partition("``: ")[2].removesuffix(".")
-        command = commands.add_parser(name, help=told, description=description)
+        text = first.partition("``: ")[2].removesuffix(".")
+        command = commands.add_parser(name, help=text, description=description)
         module.add_arguments(command)
-        told = "log the steps to standard error, without private values (train: PRIVATE)"
-        command.add_argument("-v", "--verbose", action="store_true", help=told)
+        text = "log the steps to standard error, without private values (train: PRIVATE)"
+        command.add_argument("-v", "--verbose", action="store_true", help=text)
         command.formatter_class = partial(_Help, max_help_position=27)
         command.allow_abbrev = False  # --n of other libraries is no short form of --no-create
         command.set_defaults(run=module.run, options=frozenset(command._option_string_actions))

@@ -51,13 +51,13 @@ class Rank:
                 or RANK is not below WORLD_SIZE.
         """
         defaults = {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": "0"}
-        rank, world, local = given = [os.environ.get(*one) for one in defaults.items()]
+        rank, world, local = values = [os.environ.get(*item) for item in defaults.items()]
         if rank == world == "":
             return cls()
-        if not all(one.isdecimal() for one in given) or int(rank) >= int(world):
+        if not all(value.isdecimal() for value in values) or int(rank) >= int(world):
             raise ValueError(
                 "RANK and WORLD_SIZE must be integers, RANK the smaller one, and LOCAL_RANK an "
-                f"integer >= 0, got {given}"
+                f"integer >= 0, got {values}"
             )
         return cls(int(rank), int(world), int(local))
 
@@ -109,9 +109,9 @@ class Ranks:
                 f"processes must be at most as many as members, got {self.world} processes for "
                 f"{num_models} members"
             )
-        found = copy.copy(self)
-        found._num_models, found._repeated = num_models, repeated or self.alone
-        return found
+        ranks = copy.copy(self)
+        ranks._num_models, ranks._repeated = num_models, repeated or self.alone
+        return ranks
 
     def own(self, num_models: int) -> slice:
         """Return the contiguous slice of N members that this process holds.
@@ -170,21 +170,21 @@ class Ranks:
         """
         if self.alone:
             return make()
-        found = torch.empty(shape, dtype=dtype, device=device)
+        received = torch.empty(shape, dtype=dtype, device=device)
         if self.is_main:
             self._check_unbroken()
             try:
-                made = make()
-                assert made.shape == found.shape and made.dtype == dtype
-                found.copy_(made)
+                sent = make()
+                assert sent.shape == received.shape and sent.dtype == dtype
+                received.copy_(sent)
             except BaseException as error:  # after which the others wait in vain
                 self._broken.append(
                     f"rank 0 raised {type(error).__name__} while the others waited for its answer: "
                     "the run is over and nothing more is released; what was charged stays charged"
                 )
                 raise
-        self._run(lambda: dist.broadcast(_as_bytes(found), src=0))
-        return found
+        self._run(lambda: dist.broadcast(_as_bytes(received), src=0))
+        return received
 
     def same(self, value: Tensor) -> Tensor:
         """Return the main process's value in place of this process's, which should be equal."""
@@ -198,15 +198,15 @@ class Ranks:
         """
         if self.alone:
             return
-        own = {name: str(value) for name, value in facts.items()}
-        found: list[Any] = [None] * self.world
-        self._run(lambda: dist.all_gather_object(found, own))
-        for name in sorted({name for one in found for name in one}):
-            for rank, other in enumerate(found):
-                if other.get(name) != found[0].get(name):
+        texts = {name: str(value) for name, value in facts.items()}
+        gathered: list[Any] = [None] * self.world
+        self._run(lambda: dist.all_gather_object(gathered, texts))
+        for name in sorted({name for each in gathered for name in each}):
+            for rank, other in enumerate(gathered):
+                if other.get(name) != gathered[0].get(name):
                     raise ValueError(
                         f"ranks must agree on {name}, but rank {rank} differs from rank 0 (here, "
-                        f"rank {self.rank} has {own.get(name, 'nothing')[:200]})"
+                        f"rank {self.rank} has {texts.get(name, 'nothing')[:200]})"
                     )
 
     def wait(self) -> None:
@@ -226,7 +226,7 @@ class Ranks:
 
     def _exchange(self, operations: list[Any]) -> None:
         """Run these sends and receives."""
-        self._run(lambda: [one.wait() for one in dist.batch_isend_irecv(operations)])
+        self._run(lambda: [request.wait() for request in dist.batch_isend_irecv(operations)])
 
     def _run(self, call: Callable[[], object]) -> None:
         self._check_unbroken()

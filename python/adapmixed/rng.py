@@ -120,5 +120,5 @@ class SeededRandom(_Counter):
             label: name of the user. The same seed and labels give the same source.
         """
         # A slash of the label's own is escaped, so that no two paths of labels are equal.
-        own = label.replace("\\", "\\\\").replace("/", "\\/")
-        return SeededRandom(self.seed, f"{self.label}/{own}")
+        escaped = label.replace("\\", "\\\\").replace("/", "\\/")
+        return SeededRandom(self.seed, f"{self.label}/{escaped}")

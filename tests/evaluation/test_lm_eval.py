@@ -51,10 +51,10 @@ def test_a_text_scores_as_in_an_evaluation(ensemble: Ensemble, name: str) -> Non
     lm = harness(ensemble, MECHANISMS[name])
     text = ensemble.tokenizer.decode(token_stream(ensemble.tokenizer, held_out_text())[:40])
     tokens = [lm.eot_token_id, *lm.tok_encode(text)]
-    (found,) = evaluate(ensemble, tokens, {name: MECHANISMS[name]}, delta=1e-5, rng=SeededRandom(0))
+    (whole,) = evaluate(ensemble, tokens, {name: MECHANISMS[name]}, delta=1e-5, rng=SeededRandom(0))
     (rolling,) = lm.loglikelihood_rolling([request("loglikelihood_rolling", text)])
-    assert math.exp(-rolling / (len(tokens) - 1)) == pytest.approx(found.perplexity, rel=1e-6)
-    assert lm.guarantee.queries == len(tokens) - 1 == found.queries
+    assert math.exp(-rolling / (len(tokens) - 1)) == pytest.approx(whole.perplexity, rel=1e-6)
+    assert lm.guarantee.queries == len(tokens) - 1 == whole.queries
 
 
 def test_a_continuation_and_the_likeliest_token(ensemble: Ensemble) -> None:
@@ -64,8 +64,8 @@ def test_a_continuation_and_the_likeliest_token(ensemble: Ensemble) -> None:
     likeliest = int(public[0, -1].argmax())
     expected = float(public[0, -1].double().log_softmax(-1)[likeliest])
     for token, greedy in ((likeliest, True), ((likeliest + 1) % ensemble.vocab_size, False)):
-        ((value, said),) = lm._loglikelihood_tokens([(("", ""), context, [token])])
-        assert said == greedy and (value == pytest.approx(expected, rel=1e-6)) == greedy
+        ((value, best),) = lm._loglikelihood_tokens([(("", ""), context, [token])])
+        assert best == greedy and (value == pytest.approx(expected, rel=1e-6)) == greedy
 
 
 def test_more_than_was_planned_for_is_refused_before_the_models_run(

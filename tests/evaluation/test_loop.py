@@ -156,11 +156,11 @@ def test_a_mechanism_does_not_depend_on_its_neighbours() -> None:
     noisy = AdaPMixED(order=4.0, target_leakage=0.1, sigma=0.3, threshold=0.5, screen_top_k=3)
     mechanisms = {"other": noisy, **DETERMINISTIC, "ada": noisy}
     together = run(FakeEnsemble(), stream(200), mechanisms)
-    assert [one.name for one in together] == list(mechanisms)
-    for one in together:
-        (alone,) = run(FakeEnsemble(), stream(200), {one.name: mechanisms[one.name]})
+    assert [result.name for result in together] == list(mechanisms)
+    for result in together:
+        (single,) = run(FakeEnsemble(), stream(200), {result.name: mechanisms[result.name]})
         for part in ("perplexity", "screened", "guarantee"):
-            assert getattr(one, part) == getattr(alone, part), (one.name, part)
+            assert getattr(result, part) == getattr(single, part), (result.name, part)
     assert 0 < together[-1].screened < 1
     assert together[0].screened == together[-1].screened  # of one kind: the same noise
 
@@ -178,27 +178,27 @@ def test_perplexity_under_budgets_of_shards(
         result=tmp_path / "result.json",
     )  # fmt: skip
     kept = json.loads((tmp_path / "result.json").read_text())["state"]["tallies"][0]
-    found = result.guarantee
-    assert (found.method, found.kind) == ("per-shard budget", "fixed")
-    assert {e for _, e in result.curve} == {found.epsilon} and found.epsilon <= epsilon
+    guarantee = result.guarantee
+    assert (guarantee.method, guarantee.kind) == ("per-shard budget", "fixed")
+    assert {e for _, e in result.curve} == {guarantee.epsilon} and guarantee.epsilon <= epsilon
     # It charges as generation does: position after position, each shard until it cannot pay.
     private, public = FakeEnsemble().logits(torch.tensor([stream(401)[:400]]))
-    alone, log_probs, active = Accountant(DELTA, epsilon=epsilon), [], []
+    accountant, log_probs, active = Accountant(DELTA, epsilon=epsilon), [], []
     for t, target in enumerate(stream(401)[1:]):
         proposal = mechanism.propose(
             private[:, 0, t : t + 1], public[0, t : t + 1], targets=torch.tensor([target]),
             rng=SeededRandom(0),
         )  # fmt: skip
-        alone.charge(proposal)
+        accountant.charge(proposal)
         assert proposal._active is not None
         active.append(proposal._active)
         answer = proposal.release()
         assert answer.log_prob is not None
         log_probs.append(float(answer.log_prob))
     assert bool(active[0].all()) and not bool(active[-1].any())
-    assert alone.guarantee().epsilon == found.epsilon
-    assert 0.0 < alone.spent.max() <= alone.limit
-    assert Accountant.from_state(kept["accountant"]).spent.tolist() == alone.spent.tolist()
+    assert accountant.guarantee().epsilon == guarantee.epsilon
+    assert 0.0 < accountant.spent.max() <= accountant.limit
+    assert Accountant.from_state(kept["accountant"]).spent.tolist() == accountant.spent.tolist()
     counts = [queries for queries, _ in result.perplexities]
     assert counts == [64, 128, 192, 256, 320, 384, 400]
     for queries, perplexity in result.perplexities:
@@ -228,14 +228,14 @@ def test_members_speak_about_the_active_vocabulary(demo_ensemble: Path) -> None:
     """A member has (1 − t) p_i(y) / p_i(S) at a token of S, and q(y) elsewhere."""
     demo = Ensemble.from_pretrained(demo_base(), demo_ensemble)
     tokens = stream(60, vocab=demo.vocab_size)
-    (found,) = run(demo, tokens, {"mean": Unprotected()}, memory_bytes=1 << 30, active=600)
+    (result,) = run(demo, tokens, {"mean": Unprotected()}, memory_bytes=1 << 30, active=600)
     private, public = (z[..., 0, :-1, :].double() for z in demo.logits(torch.tensor([tokens])))
     q = public.softmax(-1)
     tail = torch.ones_like(q, dtype=torch.bool).scatter(-1, q.topk(600).indices, False)
     p = private.masked_fill(tail, -math.inf).softmax(-1).mean(0)
     expected = torch.where(tail, q, p * q.masked_fill(tail, 0.0).sum(-1, keepdim=True))
     losses = -expected.gather(1, torch.tensor(tokens[1:])[:, None]).log()
-    assert math.log(found.perplexity) == pytest.approx(float(losses.mean()), abs=1e-6)
+    assert math.log(result.perplexity) == pytest.approx(float(losses.mean()), abs=1e-6)
 
 
 # Windows.
@@ -245,14 +245,14 @@ def contexts(length: int, block: int, stride: int | None) -> dict[int, int]:
     """Return where each scored token's context begins, found independently token by token."""
     if stride is None:
         return {t: t - t % block for t in range(length) if t % block}
-    found = {}
+    starts = {}
     for t in range(1, length):
         # The earliest window that reaches the token.
         number = 0
         while number * stride + block <= t:
             number += 1
-        found[t] = number * stride
-    return found
+        starts[t] = number * stride
+    return starts
 
 
 @pytest.mark.parametrize(
@@ -289,9 +289,9 @@ def test_a_curve_keeps_evenly_spaced_points_and_the_last(
 ) -> None:
     monkeypatch.setattr("adapmixed.evaluation.loop._POSITIONS_PER_CALL", 1)
     monkeypatch.setattr("adapmixed.evaluation.loop.CURVE_POINTS", 8)
-    (found,) = run(FakeEnsemble(), stream(queries + 1), block=queries + 1)
-    kept = [done for done, _ in found.curve]
-    assert kept == [done for done, _ in found.perplexities]
+    (result,) = run(FakeEnsemble(), stream(queries + 1), block=queries + 1)
+    kept = [done for done, _ in result.curve]
+    assert kept == [done for done, _ in result.perplexities]
     step = kept[0]
     assert kept == [*range(step, queries + 1, step)] + ([queries] if queries % step else [])
     assert step == 1 if queries <= 8 else 4 < len(kept) <= 9
@@ -312,12 +312,12 @@ def measured(queries: int, result: Path) -> tuple[int, list[Any]]:
     gc.freeze()  # so that the collections are quick
     tracemalloc.start()
     try:
-        found = evaluate(
+        results = evaluate(
             fake, tokens, mechanisms, delta=1e-5, rng=SeededRandom(1), block=WIDE,
             queries=queries, memory_bytes=WIDE, result=result,
             progress=lambda *_: gc.collect() and None,  # Python's free lists are not counted
         )  # type: ignore[arg-type]  # fmt: skip
-        return tracemalloc.get_traced_memory()[1], found
+        return tracemalloc.get_traced_memory()[1], results
     finally:
         tracemalloc.stop()
         gc.unfreeze()
@@ -332,16 +332,16 @@ def test_memory_and_file_do_not_grow_with_the_queries(
     monkeypatch.setattr("adapmixed.evaluation.loop.SAVE_SECONDS", 0.2)
     monkeypatch.setattr("adapmixed.evaluation.loop.CURVE_POINTS", 16)
     shorter, _ = measured(LONGEST // 8, tmp_path / "short.json")
-    longer, found = measured(LONGEST, tmp_path / "long.json")
+    longer, results = measured(LONGEST, tmp_path / "long.json")
     assert longer < shorter + LONGEST  # one more byte per query would fail
     sizes = [(tmp_path / name).stat().st_size for name in ("short.json", "long.json")]
     assert sizes[1] < sizes[0] + 1000 < 10_000
-    for one in found:
-        assert one.queries == one.guarantee.queries == LONGEST
-        assert 8 <= len(one.curve) <= 17
-        assert one.curve[-1] == (LONGEST, one.guarantee.epsilon)
-        assert one.perplexities[-1] == (LONGEST, one.perplexity)
-        counts = [queries for queries, _ in one.curve]
+    for result in results:
+        assert result.queries == result.guarantee.queries == LONGEST
+        assert 8 <= len(result.curve) <= 17
+        assert result.curve[-1] == (LONGEST, result.guarantee.epsilon)
+        assert result.perplexities[-1] == (LONGEST, result.perplexity)
+        counts = [queries for queries, _ in result.curve]
         assert counts == sorted(set(counts))
 
 
@@ -358,13 +358,13 @@ class Lending(FakeEnsemble):
     ) -> Iterator[tuple[slice, Tensor, Tensor, None]]:
         for where, *logits, _ in super().iter_logits(ids, memory_bytes=memory_bytes):
             # An array owns the memory of such a tensor and of its views.
-            arrays = [one.numpy().copy() for one in logits]
+            arrays = [tensor.numpy().copy() for tensor in logits]
             private, public = map(torch.from_numpy, arrays)
             self.lent += map(weakref.ref, arrays)
             del logits, arrays
             yield where, private, public, None
             del private, public
-            self.held.append(sum(one() is not None for one in self.lent))
+            self.held.append(sum(weak() is not None for weak in self.lent))
 
 
 @pytest.mark.slow
@@ -459,35 +459,35 @@ def test_goes_on_with_new_noise(tmp_path: Path) -> None:
 
     The utility, too, is that of an uninterrupted evaluation.
     """
-    path, two = tmp_path / "result.json", ("noisy", "budgeted")
-    only = dict(mechanisms={name: MECHANISMS[name] for name in two}, diagnostics=True)
+    path, names = tmp_path / "result.json", ("noisy", "budgeted")
+    only = dict(mechanisms={name: MECHANISMS[name] for name in names}, diagnostics=True)
     interrupted(path, 2, **only)
     assert windows_in(path) == 1
     whole = answer(**only)
-    for found in (answer(path, **only), answer(path, **only)):
-        assert numbers(found) == numbers(whole)
-        for one, other in zip(found, whole, strict=True):
-            assert one.utility == other.utility
+    for again in (answer(path, **only), answer(path, **only)):
+        assert numbers(again) == numbers(whole)
+        for result, other in zip(again, whole, strict=True):
+            assert result.utility == other.utility
 
 
 def test_secure_randomness_is_never_stored_nor_used_again(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    made: list[SecureRandom] = []
+    sources: list[SecureRandom] = []
 
     class Watched(SecureRandom):
         def child(self, label: str) -> SecureRandom:
-            made.append(SecureRandom())
-            return made[-1]
+            sources.append(SecureRandom())
+            return sources[-1]
 
     interrupted(path, 4, rng=Watched())
     text = path.read_text(encoding="ascii")
     assert json.loads(text)["configuration"]["randomness"] is None
     assert '"position":null' in text and '"position":0' not in text
-    first = len(made)
-    assert any(source._next for source in made)
+    first = len(sources)
+    assert any(source._next for source in sources)
     runs = answer(path, rng=Watched())
-    assert [one.queries for one in runs] == [QUERIES] * len(MECHANISMS)
-    keys = [bytes(source._key.tolist()) for source in made]
+    assert [result.queries for result in runs] == [QUERIES] * len(MECHANISMS)
+    keys = [bytes(source._key.tolist()) for source in sources]
     assert len(set(keys)) == len(keys) > first
     text += path.read_text(encoding="ascii")
     for key in keys:
@@ -497,9 +497,9 @@ def test_secure_randomness_is_never_stored_nor_used_again(tmp_path: Path) -> Non
 
 
 def another(**facts: Any) -> FakeEnsemble:
-    found = FakeEnsemble()
-    vars(found).update(facts)
-    return found
+    fake = FakeEnsemble()
+    vars(fake).update(facts)
+    return fake
 
 
 CHANGED: dict[str, tuple[dict[str, Any], str]] = {

@@ -57,7 +57,7 @@ def test_written_json_is_strict(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o077 == 0
     read = json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail)
     assert read == report.to_json() and list(read) == list(report.to_json())
-    lost = {one["name"]: one for one in read["methods"]}["lost"]
+    lost = {method["name"]: method for method in read["methods"]}["lost"]
     assert lost["perplexity"] == lost["epsilon"] == lost["curve"][-1][1] == "inf"
     assert read["config"]["order"] == "inf"
     assert build(config={"file": "a\udc80"}).to_json()["config"] == {"file": "a\\udc80"}
@@ -156,12 +156,12 @@ def last_line(evaluations: list[Evaluation]) -> str:
 def test_the_verdict_names_the_tokens_of_epsilon_and_not_those_scored() -> None:
     random = np.random.default_rng(3)
     gain = (0.3 + 0.05 * random.standard_normal(16)).tolist()
-    evaluations = compared_methods(gain, [0.3 * one + 0.01 for one in gain])
-    found = gain_kept(evaluations[2], evaluations[0], evaluations[1])
-    assert found is not None
-    band = math.ceil(200 * found[1])
+    evaluations = compared_methods(gain, [0.3 * value + 0.01 for value in gain])
+    kept = gain_kept(evaluations[2], evaluations[0], evaluations[1])
+    assert kept is not None
+    band = math.ceil(200 * kept[1])
     assert last_line(evaluations) == (
-        f"pool keeps {100 * found[0]:.0f} % ± {band} of what the unprotected ensemble gains, at "
+        f"pool keeps {100 * kept[0]:.0f} % ± {band} of what the unprotected ensemble gains, at "
         "ε = 3 for 20,000 tokens."
     )
     table = build(evaluations).text().split("\n\n")[1].splitlines()
@@ -217,13 +217,13 @@ def test_paired_differences_have_the_interval_of_a_block_bootstrap() -> None:
     text = np.random.default_rng(1).normal(4.0, 1.0, 40)
     gaps = np.random.default_rng(2).normal(-0.1, 0.02, 40)
     public, method = blocks_of(list(text)), blocks_of(list(text + gaps))
-    found = paired_difference([method], [public])
-    assert found is not None and found["blocks"] == 40
-    low, mean, high = (float(found[name] or 0.0) for name in ("low", "mean", "high"))
+    difference = paired_difference([method], [public])
+    assert difference is not None and difference["blocks"] == 40
+    low, mean, high = (float(difference[name] or 0.0) for name in ("low", "mean", "high"))
     assert mean == pytest.approx(float(gaps.mean()), abs=1e-9)
     error = float(gaps.std()) / math.sqrt(40)
     assert (low, high) == pytest.approx((mean - 1.96 * error, mean + 1.96 * error), abs=0.1 * error)
-    assert paired_difference([method], [public]) == found  # seeded
+    assert paired_difference([method], [public]) == difference  # seeded
     # Texts count by their blocks; few blocks, or an infinite loss, have no interval.
     parts = (slice(20), slice(20, 40))
     whole, other = ([blocks_of(list(losses[s])) for s in parts] for losses in (text + gaps, text))
@@ -234,8 +234,8 @@ def test_paired_differences_have_the_interval_of_a_block_bootstrap() -> None:
     assert few == {"mean": pytest.approx(-0.5), "low": None, "high": None, "blocks": 7}
     assert paired_difference([blocks_of([math.inf])], [blocks_of([4.0])]) is None
     # A long text has no more than 64 blocks.
-    many = paired_difference([blocks_of([4.0] * 500)], [blocks_of([4.5] * 500)])
-    assert many is not None and many["blocks"] == 64
+    long = paired_difference([blocks_of([4.0] * 500)], [blocks_of([4.5] * 500)])
+    assert long is not None and long["blocks"] == 64
 
 
 def test_the_share_and_its_band_are_those_of_the_definition() -> None:
@@ -243,11 +243,11 @@ def test_the_share_and_its_band_are_those_of_the_definition() -> None:
     gain = 0.3 + 0.1 * random.standard_normal(20)
     kept = 0.4 * gain + 0.05 * random.standard_normal(20)
     public, unprotected, pool = compared_methods(gain.tolist(), kept.tolist())
-    found = gain_kept(pool, public, unprotected)
-    assert found is not None
+    stated = gain_kept(pool, public, unprotected)
+    assert stated is not None
     share = math.log(public.perplexity / pool.perplexity)
     share /= math.log(public.perplexity / unprotected.perplexity)
-    assert found[0] == pytest.approx(share) == pytest.approx(kept.sum() / gain.sum())
+    assert stated[0] == pytest.approx(share) == pytest.approx(kept.sum() / gain.sum())
     left = [np.delete(kept, i).sum() / np.delete(gain, i).sum() for i in range(20)]
-    error = math.sqrt(19 / 20 * sum((one - np.mean(left)) ** 2 for one in left))
-    assert found[1] == pytest.approx(error) and 0.01 < error < 0.1
+    error = math.sqrt(19 / 20 * sum((value - np.mean(left)) ** 2 for value in left))
+    assert stated[1] == pytest.approx(error) and 0.01 < error < 0.1

@@ -94,8 +94,8 @@ def diagnosed(
     settings: dict[str, Any] = dict(
         delta=DELTA, rng=SeededRandom(5), block=20, memory_bytes=7, diagnostics=True
     )
-    found = evaluate(ensemble, tokens, mechanisms, **(settings | changed))
-    return {one.name: one for one in found}
+    results = evaluate(ensemble, tokens, mechanisms, **(settings | changed))
+    return {result.name: result for result in results}
 
 
 def utility_of(evaluation: Evaluation) -> dict[str, Any]:
@@ -112,37 +112,37 @@ def test_the_theorem_holds(table: str) -> None:
     for seed in range(2):
         ensemble = TableEnsemble(*TABLES[table](seed))
         tokens = stream(40, seed)
-        found = diagnosed(ensemble, MIXING | {"unprotected": Unprotected()}, tokens)
-        unprotected = math.log(found.pop("unprotected").perplexity)
-        for one in found.values():
-            utility = utility_of(one)
+        results = diagnosed(ensemble, MIXING | {"unprotected": Unprotected()}, tokens)
+        unprotected = math.log(results.pop("unprotected").perplexity)
+        for result in results.values():
+            utility = utility_of(result)
             assert at_most(utility["mean_bound"], utility["bound"])
             assert utility["gap"] is None or at_most(utility["gap"], utility["mean_bound"])
-            assert utility["loss"] == pytest.approx(math.log(one.perplexity), rel=1e-12)
+            assert utility["loss"] == pytest.approx(math.log(result.perplexity), rel=1e-12)
             assert utility["ensemble_loss"] == pytest.approx(unprotected, rel=1e-12, abs=1e-12)
 
 
 def test_what_the_edges_are() -> None:
     tokens = [0, 3] * 12  # reads 0 and 3, whose next are 3 and 0
     private, public = tables(0)
-    found = diagnosed(TableEnsemble(*equal(0)), MIXING, tokens)["unscreened"]
-    utility = utility_of(found)
+    result = diagnosed(TableEnsemble(*equal(0)), MIXING, tokens)["unscreened"]
+    utility = utility_of(result)
     assert utility["bound"] == 0.0 and utility["gap"] == pytest.approx(0.0, abs=1e-14)
     lacking = public.clone()
     lacking[:, 3] = -INF
     # The private models lack a token that the public model gives, so nothing can be lost.
     without = private.clone()
     without[:, :, 3] = -INF
-    found = diagnosed(TableEnsemble(without, public), MIXING, tokens)["noisy"]
-    utility = utility_of(found)
+    result = diagnosed(TableEnsemble(without, public), MIXING, tokens)["noisy"]
+    utility = utility_of(result)
     assert utility["gap"] == utility["mean_bound"] == -INF < utility["bound"] < INF
     # No model gives the token, so both sides of the gap are infinite.
-    found = diagnosed(TableEnsemble(without, lacking), MIXING, tokens)["noisy"]
-    assert utility_of(found)["gap"] is None and found.perplexity == INF
+    result = diagnosed(TableEnsemble(without, lacking), MIXING, tokens)["noisy"]
+    assert utility_of(result)["gap"] is None and result.perplexity == INF
 
 
 def test_terms_where_a_probability_or_a_weight_is_zero() -> None:
-    own, public = (
+    private, public = (
         np.array([[-2.0, -2.0, -INF, -INF, -2.0]]),
         np.array([-3.0, -INF, -3.0, -INF, -INF]),
     )
@@ -151,12 +151,12 @@ def test_terms_where_a_probability_or_a_weight_is_zero() -> None:
         (0.5, [0.5, INF, -INF, -INF, INF]),
         (1.0, [1.0, INF, -INF, -INF, INF]),
     ):
-        terms = utility_terms(own, public, np.full((1, 5), complement))
+        terms = utility_terms(private, public, np.full((1, 5), complement))
         assert terms.tolist() == [expected]
 
 
 def test_answers_are_the_same_and_references_have_no_utility() -> None:
     runs, plain = (answer(diagnostics=some) for some in (True, False))
-    assert numbers(runs) == numbers(plain) and not any(one.utility for one in plain)
-    mixing = [one.name for one in runs if one.utility is not None]
+    assert numbers(runs) == numbers(plain) and not any(result.utility for result in plain)
+    mixing = [result.name for result in runs if result.utility is not None]
     assert mixing == ["noisy", "pmixed"]

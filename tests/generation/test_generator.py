@@ -53,9 +53,9 @@ class Watch:
         self.forced: tuple[tuple[int, ...], ...] = ()
         propose, charge, release = Mechanism.propose_rows, Ticket.charge, Ticket.release
 
-        def proposed(mechanism: Mechanism, rows: Any, **given: Any) -> Ticket:
+        def proposed(mechanism: Mechanism, rows: Any, **settings: Any) -> Ticket:
             self.log.append(("propose", (rows.private.clone(), rows.public.clone())))
-            return propose(mechanism, rows, **given)
+            return propose(mechanism, rows, **settings)
 
         def charged(ticket: Ticket, pay: Any) -> None:
             def paid(*costs: Any) -> Any:
@@ -85,7 +85,7 @@ class Watch:
         return [phase for phase, _ in self.log]
 
     @property
-    def asked(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def proposals(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The (private, public) logits of every step."""
         return [logits for phase, logits in self.log if phase == "propose"]
 
@@ -163,19 +163,19 @@ def test_ended_sequences_are_neither_charged_nor_sampled_nor_computed(
         ids = torch.cat([prompt, tokens], dim=1)[rows, : 2 + step]
         seen = torch.cat([mask[rows], torch.ones(len(rows), step, dtype=torch.int64)], dim=1)
         private, public, _ = ensemble.forward(ids, seen, None)
-        torch.testing.assert_close(spy.asked[step][1], public[:, -1], rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(spy.asked[step][0], private[:, :, -1], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(spy.proposals[step][1], public[:, -1], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(spy.proposals[step][0], private[:, :, -1], rtol=1e-4, atol=1e-4)
 
 
 def test_window() -> None:
     """The last token is never read back: a window of 8 holds a prompt of 3 and 6 new tokens."""
     ensemble = FakeEnsemble(max_positions=8)
     accountant = Accountant(1e-5)
-    made = []
+    yielded = []
     for tokens in steps(ensemble, PublicOnly(), max_new_tokens=6, accountant=accountant):
-        made.append(tokens.clone())
+        yielded.append(tokens.clone())
         tokens.fill_(-1)  # a yielded tensor is the caller's own
-    read = torch.cat([TOKENS, torch.stack(made, dim=1)], dim=1)
+    read = torch.cat([TOKENS, torch.stack(yielded, dim=1)], dim=1)
     assert read.shape == (3, 9) and torch.equal(ensemble.decoders[0].ids, read[:, :8])
     with pytest.raises(
         ValueError,
@@ -247,9 +247,9 @@ def test_a_ledger_is_bound_to_its_generator_before_any_charge(demo: Ensemble, pa
         generator(demo, pool, accountant)  # whose source is seeded
     assert accountant.charges == 0
     for _ in range(2):
-        one = generator(demo, pool, accountant, active=300, rng=SecureRandom())
+        here = generator(demo, pool, accountant, active=300, rng=SecureRandom())
         assert accountant.charges == read_ledger(path).charges == 1
-    one.generate("The", max_new_tokens=2)
+    here.generate("The", max_new_tokens=2)
     for active in (299, None):
         with pytest.raises(ValueError, match="'active_tokens': 300"):
             generator(demo, pool, accountant, active=active, rng=SecureRandom())
@@ -261,21 +261,21 @@ def test_too_little_memory_names_what_is_needed(demo: Ensemble, settings: dict[s
 
     The error comes before the first charge. Fewer active tokens need less.
     """
-    ids, found, made = tokens_of(demo, PROMPT), [], []
+    ids, needed, generators = tokens_of(demo, PROMPT), [], []
 
     def read(memory: int, active: int | None, count: int) -> Any:
-        made.append(generator(demo, POOL, memory_bytes=memory, active=active))
-        return made[-1].stream_tokens(ids, max_new_tokens=count, **settings)
+        generators.append(generator(demo, POOL, memory_bytes=memory, active=active))
+        return generators[-1].stream_tokens(ids, max_new_tokens=count, **settings)
 
     for active, count in ((299, 2), (300, 2), (None, 2), (None, 100)):
         with pytest.raises(ValueError, match="memory_bytes must be >= ") as short:
             read(1, active, count)
-        found.append(int(str(short.value).partition(">= ")[2].partition(" ")[0]))
-        assert len([*read(found[-1], active, count)]) == count
-        with pytest.raises(ValueError, match=f"memory_bytes must be >= {found[-1]} "):
-            read(found[-1] - 1, active, count)
-    assert found == sorted(set(found))
-    assert [one.guarantee.queries for one in made] == [0, 2, 0] * 3 + [0, 100, 0]
+        needed.append(int(str(short.value).partition(">= ")[2].partition(" ")[0]))
+        assert len([*read(needed[-1], active, count)]) == count
+        with pytest.raises(ValueError, match=f"memory_bytes must be >= {needed[-1]} "):
+            read(needed[-1] - 1, active, count)
+    assert needed == sorted(set(needed))
+    assert [g.guarantee.queries for g in generators] == [0, 2, 0] * 3 + [0, 100, 0]
 
 
 def test_pieces_are_the_released_tokens(demo: Ensemble) -> None:
@@ -305,8 +305,8 @@ def test_temperature_and_top_k_are_of_each_call(demo: Ensemble, spy: Watch) -> N
     for number, shape in enumerate(calls, start=1):
         (text,) = here.generate(PROMPT, max_new_tokens=1, **shape)
         rows = shaped(private[:, :, -1], public[:, -1], **shape)
-        torch.testing.assert_close(spy.asked[-1][0], rows.private, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(spy.asked[-1][1], rows.public, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(spy.proposals[-1][0], rows.private, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(spy.proposals[-1][1], rows.public, rtol=1e-4, atol=1e-4)
         assert here.guarantee.queries == number
     assert here.accountant.limit == limit  # type: ignore[union-attr]
     assert text == continued(demo, PROMPT, max_new_tokens=1)[0]  # one token is left: q's
@@ -330,9 +330,9 @@ def test_batches_answer_as_one_and_are_checked_at_once(demo: Ensemble) -> None:
     tight.generate([PROMPT] * 2, max_new_tokens=3)
     with pytest.raises(ValueError, match=f"memory_bytes must be >= {3 * need} "):
         tight.generate([PROMPT] * 3, max_new_tokens=3)
-    assert [len(one) for one in generator(demo, memory_bytes=1).batches(prompts, 3)] == [1] * 5
+    assert [len(batch) for batch in generator(demo, memory_bytes=1).batches(prompts, 3)] == [1] * 5
     planned = generator(demo, PMixED(8.0, 1e-5, 8, 3.0))
-    for given, message in (
+    for arguments, message in (
         ((["a", 3], 3), r"prompts\[1\]"),
         ((["x " * 3000], 3), "prompt must have at most 256 tokens, the window, got 3001"),
         ((prompts, 2), "got up to 10 more"),
@@ -340,7 +340,7 @@ def test_batches_answer_as_one_and_are_checked_at_once(demo: Ensemble) -> None:
         ((prompts, 1, 0), "size must be an integer >= 1, got 0"),
     ):
         with pytest.raises(ValueError, match=message):
-            planned.batches(*given)  # type: ignore[arg-type]
+            planned.batches(*arguments)  # type: ignore[arg-type]
 
 
 def test_each_text_ends_with_the_token_that_completes_a_stop_string(
@@ -365,8 +365,8 @@ def test_a_special_token_ends_a_text_as_a_stop_string(
     demo: Ensemble, endless: None, spy: Watch
 ) -> None:
     end = "<|endoftext|>"
-    one, two = tokens_of(demo, " value of")[0].tolist()
-    spy.forced, accountant = ((one, 0), (two,), (0,)), Accountant(1e-5)
+    first, last = tokens_of(demo, " value of")[0].tolist()
+    spy.forced, accountant = ((first, 0), (last,), (0,)), Accountant(1e-5)
     here = generator(demo, FIRST, accountant)
     answers = here.generate(["The", "If"], max_new_tokens=9, stop_strings=["\n", end])
     assert answers == [" value of", ""]
@@ -474,7 +474,7 @@ def test_arguments_of_another_kind_raise(
     accountant = Accountant(1e-5)
     parts: dict[str, Any] = {"ensemble": demo, "mechanism": FIRST, "accountant": accountant}
     here = PrivateGenerator(**parts)
-    call, given = {
+    call, arguments = {
         "new": (PrivateGenerator, parts),
         "stream": (here.stream, {"prompts": "a", "max_new_tokens": 3}),
         "chat": (here.chat, {"messages": [USER], "max_new_tokens": 3}),
@@ -485,5 +485,5 @@ def test_arguments_of_another_kind_raise(
     }[method]
     for value in values:
         with pytest.raises(ValueError, match=rf"{name}(\[0\]|\[1\])?.* must (be|hold|have) "):
-            call(**given | {name: value})  # type: ignore[operator]
+            call(**arguments | {name: value})  # type: ignore[operator]
     assert accountant.queries == 0

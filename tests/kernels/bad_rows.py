@@ -58,13 +58,13 @@ def check_bad_rows(private: Tensor, public: Tensor, error: str) -> None:
     bad = projection.status != 0
     worst = bad.any(0)
     assert worst.any() and not worst.all()
-    for found in (projection, floats, clipping, pool, screening):
-        assert torch.equal(found.status != 0, bad)
+    for result in (projection, floats, clipping, pool, screening):
+        assert torch.equal(result.status != 0, bad)
         with pytest.raises(ValueError) as caught:
-            found.check()
+            result.check()
         assert str(caught.value) == error
-    for found in (projection, floats):
-        assert (found.weight[bad] == 0).all()
+    for result in (projection, floats):
+        assert (result.weight[bad] == 0).all()
     assert clipping.charge is not None and (clipping.charge[bad] == INF).all()
     assert torch.equal(pool.span.isnan(), bad) and pool.log_normaliser[worst].isnan().all()
     assert (screening.divergence[worst] == INF).all() and not screening.passed[worst].any()
@@ -92,8 +92,8 @@ def check_what_no_status_reports(device: torch.device) -> None:
     weight = torch.full((5, 2), 0.25, dtype=torch.float64, device=device)
     for target in (-1, 70):
         targets = torch.tensor([3, target], device=device)
-        found = adapmixed_ext.log_prob(private, public, weight, targets)
-        assert found.isnan().tolist() == [False, True]
+        log_prob = adapmixed_ext.log_prob(private, public, weight, targets)
+        assert log_prob.isnan().tolist() == [False, True]
     weight[1, 1] = 1.5
     loss = adapmixed_ext.leave_one_out(private, public, weight, orders=2.0)
     assert (loss[:, 1] == INF).all() and loss[:, 0].isfinite().all()
@@ -122,15 +122,15 @@ def run_on_changed_rows(private: Tensor, public: Tensor) -> None:
     ops, shape = torch.ops.adapmixed, private.shape[:2]
     half = private.new_full(shape, 0.5, dtype=torch.float64)
     targets = torch.zeros(len(public), dtype=torch.int64, device=public.device)
-    own = [torch.logsumexp(rows.double(), -1) for rows in (private, public)]
-    for sums in (own, [torch.zeros_like(one) for one in own]):
-        given = (private, public, *sums, half, half, 0.0, 0.0, None)
+    exact = [torch.logsumexp(rows.double(), -1) for rows in (private, public)]
+    for sums in (exact, [torch.zeros_like(lse) for lse in exact]):
+        inputs = (private, public, *sums, half, half, 0.0, 0.0, None)
         calls: list[Callable[[], Any]] = [
-            *(partial(ops.leave_one_out, *given, [1.5, 18.0], zero_out, shape[0])
+            *(partial(ops.leave_one_out, *inputs, [1.5, 18.0], zero_out, shape[0])
               for zero_out in (False, True)),
             *(partial(ops.clip_project, private, public, sums[1], lower, 2.0, [1.5, 18.0], shape[0])
               for lower in (0.5, 0.0)),
-            partial(ops.mixture, *given), partial(ops.log_prob, *given, targets),
+            partial(ops.mixture, *inputs), partial(ops.log_prob, *inputs, targets),
         ]  # fmt: skip
         for call in calls:
             with suppress(ValueError):  # on the CPU

@@ -31,17 +31,17 @@ def check_project(case: Case, plan: Plan, ops: Any, report: Report) -> None:
     balls = case.balls or plan.balls
     for order in dict.fromkeys(order for order, _ in balls):
         radii = [radius for a, radius in balls if a == order]
-        found = [ops.project(private, public, order=order, radius=radius) for radius in radii]
-        for one, radius in zip(found, radii, strict=True):
-            one.check()
-            report.expect(one.weight.dtype == torch.float64, "project: dtype")
-            report.expect(one.weight.shape == private.shape[:2], "project: shape")
+        results = [ops.project(private, public, order=order, radius=radius) for radius in radii]
+        for ball, radius in zip(results, radii, strict=True):
+            ball.check()
+            report.expect(ball.weight.dtype == torch.float64, "project: dtype")
+            report.expect(ball.weight.shape == private.shape[:2], "project: shape")
             full = copied(private, public) & (radius > 0)
-            report.expect((one.weight[full] == 1).all(), "project: a member like the public model")
-            for got, exact in zip((one.private_lse, one.public_lse), lse, strict=True):
+            report.expect((ball.weight[full] == 1).all(), "project: a member like the public model")
+            for got, exact in zip((ball.private_lse, ball.public_lse), lse, strict=True):
                 bound = 3e-14 + 5e-16 * abs(exact)
                 report.compare("project: log-sum-exp", array(got), exact, bound)
-        weights = torch.stack([one.weight[i, b] for one in found])
+        weights = torch.stack([ball.weight[i, b] for ball in results])
         close = case.close and order >= 1.01
         check_weights(private[i, b], public[b], weights, order, radii, report, close=close)
 
@@ -64,17 +64,17 @@ def check_weights(
         close: whether weights must be near the optimum.
     """
     report.values += weight.numel()
-    given = array(weight)
-    sound = (given >= 0) & (given <= 1)
+    weights = array(weight)
+    sound = (weights >= 0) & (weights <= 1)
     radius = np.array(radii)[:, None]
-    judged = weights_hold(oracle.Rows(private, public), given, order, radius, close)
+    judged = weights_hold(oracle.Rows(private, public), weights, order, radius, close)
     for k, row in zip(*np.nonzero(~(sound & judged[0] & judged[1])), strict=True):
         if len(report.failures) >= ENOUGH:
             break
         rows = oracle.Rows(private[row : row + 1], public[row : row + 1], exact=True)
-        own = array(weight[k, row : row + 1], exact=True)
-        held = sound[k, row], *weights_hold(rows, own, order, radii[k], close)
-        at = f"row {row} order {order} radius {radii[k]}: {given[k, row]!r}"
+        exact = array(weight[k, row : row + 1], exact=True)
+        held = sound[k, row], *weights_hold(rows, exact, order, radii[k], close)
+        at = f"row {row} order {order} radius {radii[k]}: {weights[k, row]!r}"
         for good, fault in zip(held, ("no weight", "infeasible", "too small"), strict=True):
             report.expect(good, f"project: {fault}:", at)
 
@@ -92,7 +92,7 @@ def weights_hold(
 
 def weighings(case: Case, plan: Plan, ops: Any) -> list[tuple[Any, Tensor]]:
     """Return projections, and weights that are none, each with its weights (N, B)."""
-    found = [
+    projections = [
         ops.project(case.private, case.public, order=order, radius=radius)
         for order, radius in plan.weighings
     ]
@@ -103,27 +103,27 @@ def weighings(case: Case, plan: Plan, ops: Any) -> list[tuple[Any, Tensor]]:
         weights.append(torch.rand(shape, dtype=torch.float64, generator=generator))
         weights[-1][0] = 0.0
         weights.append(torch.ones(shape, dtype=torch.float64))
-    return [(one, one.weight) for one in found] + [(w, w) for w in weights]
+    return [(p, p.weight) for p in projections] + [(w, w) for w in weights]
 
 
 def check_leave_one_out(case: Case, plan: Plan, ops: Any, report: Report) -> None:
     orders, models = case.orders or plan.orders, plan.chosen_of(case)
     for k, (projection, weight) in enumerate(weighings(case, plan, ops)):
         slots = plan.slots(case, k)
-        given = case.private, case.public, weight, slots
-        mixtures = Mixtures.of_weights(*given)
+        inputs = case.private, case.public, weight, slots
+        mixtures = Mixtures.of_weights(*inputs)
         for adjacency in plan.adjacencies:
             unbounded = may_be_unbounded(case.private, case.public, mixtures, adjacency)
             unbounded = unbounded | (not case.close)
             loss = ops.leave_one_out(
-                *given[:2], projection, orders=orders, adjacency=adjacency, num_models=slots
+                *inputs[:2], projection, orders=orders, adjacency=adjacency, num_models=slots
             )
             report.expect(loss.dtype == torch.float64, "leave_one_out: dtype")
             if adjacency == "zero_out":
                 idle = (weight == 0) & ~torch.from_numpy(unbounded)
                 report.expect((loss[idle] == 0).all(), "leave_one_out: a weight of 0 loses")
             truth = mixtures.losses(models, orders, adjacency)
-            exact = partial(exact_loss, given, adjacency, models, orders)
+            exact = partial(exact_loss, inputs, adjacency, models, orders)
             compare_losses(
                 f"leave_one_out, {adjacency}", array(loss)[models], truth, exact, orders, report,
                 unbounded[models, :, None], case.close,
@@ -131,11 +131,11 @@ def check_leave_one_out(case: Case, plan: Plan, ops: Any, report: Report) -> Non
 
 
 def exact_loss(
-    given: Any, adjacency: str, models: list[int], orders: Sequence[float], m: int, b: int, k: int
+    inputs: Any, adjacency: str, models: list[int], orders: Sequence[float], m: int, b: int, k: int
 ) -> Array:
-    """Return a loss with 70 digits; given are private and public rows, weights and slots."""
-    one = slice(b, b + 1)
-    rows = given[0][:, one], given[1][one], given[2][:, one], given[3]
+    """Return a loss with 70 digits; inputs are private and public rows, weights and slots."""
+    at = slice(b, b + 1)
+    rows = inputs[0][:, at], inputs[1][at], inputs[2][:, at], inputs[3]
     return Mixtures.of_weights(*rows, exact=True).losses([models[m]], [orders[k]], adjacency)
 
 

@@ -164,14 +164,14 @@ def demanding() -> list[Case]:
     alike = alike_public + torch.tensor([11.0] * 16 + [-0.1] * 16)
     alike = alike + 0.003 * torch.randn(40, 1, 32, generator=generator)
 
-    def rare(log_q: float, one: float, others: float, members: int, i: int) -> tuple[Tensor, ...]:
+    def rare(log_q: float, ratio: float, others: float, members: int, i: int) -> tuple[Tensor, ...]:
         public = torch.tensor([[0.0, log_q]])
         private = public.repeat(members, 1, 1)
         private[:, 0, 1] += math.log(others)
-        private[i, 0, 1] = log_q + math.log(one)
+        private[i, 0, 1] = log_q + math.log(ratio)
         return private, public
 
-    many, many_public = logits(4, 20, 1, 1000, 2.0, 1.0)
+    apart, apart_public = logits(4, 20, 1, 1000, 2.0, 1.0)
     common, common_public = logits(8, 9, 1, 1500, 2.0, 0.05)  # all share a large change
     common = common + torch.randn(1, 1500, generator=generator)
     return [
@@ -203,7 +203,7 @@ def demanding() -> list[Case]:
         # One member's p/q at a rare token is above all others'; the sums are of its powers.
         Case("rare-token", *rare(-38, 3.8, 0.285, 16, 0), ((18.0, 3.6),), (64.0,), (2 * half,)),
         Case("rare-listed", *rare(-62, 4.9, 0.1253, 62, 2), (), (128.0,), (2 * half,)),
-        Case("orders-far-apart", many, many_public, ((2.5, 0.03), (17.5, 1e-3)),
+        Case("orders-far-apart", apart, apart_public, ((2.5, 0.03), (17.5, 1e-3)),
              (8.0, 16.0, 1024.0), (2 * half,)),
         Case("common-change", common, common_public, ((18.0, 0.3), (3.0, 0.03)), (2.5, 18.0)),
     ]  # fmt: skip
@@ -265,7 +265,7 @@ def boxed() -> list[Case]:
     weights = torch.tensor([0.25, 0.5, 0.25], dtype=torch.float64)
     ratios = torch.tensor([1.5, 1.0, 0.5], dtype=torch.float64)
     half = (weights * ratios).log().float()[None, None], weights.log().float()[None]
-    found = [
+    hard = [
         Case("misleading-sample", misleading, flat), Case("crowded-bound", crowded, flat),
         Case("heavy-tails", tails, tails_public), Case("heavy-tails-holes", tails, holes),
         Case("heavy-tails-bfloat16", tails.bfloat16(), tails_public.bfloat16()),
@@ -273,7 +273,7 @@ def boxed() -> list[Case]:
         Case("steep-5e4", steep, steep_public + 5e4),
         Case("edge-of-absence", *edge), Case("break-with-half", *half),
     ]  # fmt: skip
-    return [replace(case, close=False) for case in found]
+    return [replace(case, close=False) for case in hard]
 
 
 def rare_terms() -> list[Case]:
@@ -281,7 +281,7 @@ def rare_terms() -> list[Case]:
 
     Its p is e^-29 to e^-59 and its term near 1: what floats lose of log p and t counts most.
     """
-    found = []
+    terms = []
     for order in (2.0, 3.0, 18.0, 256.0, 1024.0):
         drawn = torch.rand(2000, 3, generator=torch.Generator().manual_seed(5))
         rare = 59.5 - 30 * drawn[:, 0] ** 3
@@ -290,8 +290,8 @@ def rare_terms() -> list[Case]:
         offset = 40 * drawn[:, 2] - 20
         p = torch.stack([offset, apart - log_q + offset, *[offset - 4] * 30], -1)
         q = torch.stack([offset + 0.1, offset + 0.1 - log_q, *[offset - 3.9] * 30], -1)
-        found.append(Case(f"rare-term-{order:g}", p[None], q, orders=(order,)))
-    return found
+        terms.append(Case(f"rare-term-{order:g}", p[None], q, orders=(order,)))
+    return terms
 
 
 def summed() -> list[Case]:
@@ -310,11 +310,11 @@ def summed() -> list[Case]:
     masked[..., top] = -INF  # the logit from which the sum would start
     above[..., (top + 1) % 500] += 70.0
     apart = torch.cat([masked, above, private + 1500.0, private - 1500.0])
-    own = 4 * torch.randn(5, 777, generator=torch.Generator().manual_seed(10))
-    own[1] += 1e4
-    own[2, ::2] = -INF
+    rows = 4 * torch.randn(5, 777, generator=torch.Generator().manual_seed(10))
+    rows[1] += 1e4
+    rows[2, ::2] = -INF
     return [
         Case("one-sided", equal, flat), Case("one-sided-top", topped, flat),
         Case("no-floats", apart, public), Case("no-floats-2000", private + 2e3, public + 2e3),
-        Case("public-rows", own.expand(3, 5, 777), own),
+        Case("public-rows", rows.expand(3, 5, 777), rows),
     ]  # fmt: skip

@@ -116,9 +116,9 @@ def check_clip_project(case: Case, plan: Plan, ops: Any, report: Report) -> None
             (sound & close).all(), "clip_project: charge in", (lower, upper), charge, exact
         )
         actives = plan.actives(case)
-        given = dataclasses.replace(got, active=actives[k % len(actives)])
+        clipping = dataclasses.replace(got, active=actives[k % len(actives)])
         adjacency = plan.adjacencies[k // 2 % len(plan.adjacencies)]
-        check_clipped(case, given, adjacency, slots, plan, ops, report)
+        check_clipped(case, clipping, adjacency, slots, plan, ops, report)
 
 
 def check_boxes(
@@ -143,20 +143,20 @@ def check_boxes(
 
 
 def check_clipped(
-    case: Case, given: Clipping, adjacency: str, slots: int, plan: Plan, ops: Any, report: Report
+    case: Case, clipping: Clipping, adjacency: str, slots: int, plan: Plan, ops: Any, report: Report
 ) -> None:
     """Check what is answered and lost if some members of a clipping take part."""
     private, public, orders = case.private, case.public, plan.clip_orders
-    bars = oracle.clipped(private, public, given)
+    bars = oracle.clipped(private, public, clipping)
     bars = bars / bars.sum(-1, keepdims=True)  # their sums are checked elsewhere
     mixtures = Mixtures(bars, oracle.softmax(public), slots)
     mean = bars.mean(0)
-    mixture = array(ops.mixture(private, public, given))
+    mixture = array(ops.mixture(private, public, clipping))
     report.compare("mixture of boxes", mixture, mean, 1e-9 * mean + 1e-300)
-    sizes = abs(array(given.public_lse)).max() + abs(array(given.private_lse)).max()
-    check_log_prob(case, ops, given, mean, report, 1e-9 + 1e-15 * sizes)
+    sizes = abs(array(clipping.public_lse)).max() + abs(array(clipping.private_lse)).max()
+    check_log_prob(case, ops, clipping, mean, report, 1e-9 + 1e-15 * sizes)
     loss = ops.leave_one_out(
-        private, public, given, orders=orders, adjacency=adjacency, num_models=slots
+        private, public, clipping, orders=orders, adjacency=adjacency, num_models=slots
     )
     exact = mixtures.losses(range(len(private)), orders, adjacency)
     unbounded = may_be_unbounded(private, public, mixtures, adjacency)[..., None]
@@ -166,9 +166,9 @@ def check_clipped(
     good |= (not case.close) & (array(loss) >= lower)
     report.expect(good.all(), "loss of boxes", adjacency, loss, exact)
     if adjacency == "zero_out":
-        most = array(given.charge) * (1 + LOSS_ERROR) + LOSS_FLOOR
+        most = array(clipping.charge) * (1 + LOSS_ERROR) + LOSS_FLOOR
         within = (array(loss) <= most) | unbounded
-        report.expect(within.all(), "loss of boxes above the charge", loss, given.charge)
+        report.expect(within.all(), "loss of boxes above the charge", loss, clipping.charge)
 
 
 def check_screen(case: Case, plan: Plan, ops: Any, report: Report) -> None:
@@ -220,15 +220,15 @@ def check_renyi_divergence(case: Case, plan: Plan, ops: Any, report: Report) -> 
     for i in plan.chosen_of(case):
         sides = case.private[i], public
         equal = copied(*sides)
-        for found, pair in zip(
+        for divergence, pair in zip(
             ops.renyi_divergence(*sides, orders), (sides, sides[::-1]), strict=True
         ):
-            report.expect((found[equal] == 0).all(), "renyi: equal rows")
-            check_divergence(f"renyi of {i}", found, pair, orders, report)
+            report.expect((divergence[equal] == 0).all(), "renyi: equal rows")
+            check_divergence(f"renyi of {i}", divergence, pair, orders, report)
 
 
 def check_divergence(
-    name: str, found: Tensor, sides: Sequence[Tensor], orders: Sequence[float], report: Report
+    name: str, divergence: Tensor, sides: Sequence[Tensor], orders: Sequence[float], report: Report
 ) -> None:
     """Check D_a of rows (B, V), one way, (B, K)."""
 
@@ -237,7 +237,7 @@ def check_divergence(
         return oracle.one_way(p, q, [orders[k]])
 
     truth = oracle.one_way(*map(oracle.softmax, sides), orders)
-    compare_losses(name, array(found), truth, exact, orders, report)
+    compare_losses(name, array(divergence), truth, exact, orders, report)
 
 
 def check_sample(case: Case, plan: Plan, ops: Any, report: Report) -> None:

@@ -56,9 +56,9 @@ def fuzzed(seed: int) -> tuple[Case, Plan]:
 
 def drawn(tokens: int, numbers: int, count: int) -> list[Case]:
     """Return fuzzed cases of at least so many tokens and at most so many private logits."""
-    found = (fuzzed(seed)[0] for seed in itertools.count(1000))
+    every = (fuzzed(seed)[0] for seed in itertools.count(1000))
     fitting = (
-        case for case in found if case.public.shape[1] >= tokens and case.private.numel() <= numbers
+        case for case in every if case.public.shape[1] >= tokens and case.private.numel() <= numbers
     )
     return list(itertools.islice(fitting, count))
 

@@ -44,10 +44,10 @@ def _either(extended: Any, exact: Any) -> Callable[[Any], Array]:
     """Return a function of arrays of either type."""
     of_each = np.frompyfunc(exact, 1, 1)
 
-    def of(values: Any) -> Any:
+    def either(values: Any) -> Any:
         return (of_each if np.asarray(values).dtype == object else extended)(values)
 
-    return of
+    return either
 
 
 exp, log = _either(np.exp, mp.exp), _either(np.log, mp.log)
@@ -75,8 +75,8 @@ class Rows:
     """Pairs of rows (M, V); weights are (..., M), any leading axes."""
 
     def __init__(self, private: Tensor, public: Tensor, exact: bool = False) -> None:
-        given = (log_softmax(rows, exact) for rows in (private, public))
-        log_p, self.log_q = np.broadcast_arrays(*given)
+        logs = (log_softmax(rows, exact) for rows in (private, public))
+        log_p, self.log_q = np.broadcast_arrays(*logs)
         absent = self.log_q == -INF
         self.masked = (absent & (log_p != -INF)).any(-1)
         self.equal = (log_p == self.log_q).all(-1)
@@ -152,10 +152,10 @@ class Mixtures:
 
     def losses(self, models: Sequence[int], orders: Sequence[float], adjacency: str) -> Array:
         """Return D<->_a(p || p'), (..., len(models), B, K)."""
-        found = []
+        losses = []
         for p, q in ((self.mean, self.without(i, adjacency)) for i in models):
-            found.append(np.maximum(one_way(p, q, orders), one_way(q, p, orders)))
-        return np.stack(found, -3)
+            losses.append(np.maximum(one_way(p, q, orders), one_way(q, p, orders)))
+        return np.stack(losses, -3)
 
 
 def boxed(p: Array, q: Array, lower: float, upper: float) -> Array:
@@ -198,14 +198,14 @@ def charges(bars: Array, q: Array, lower: float, orders: Sequence[float], slots:
         with np.errstate(divide="ignore", over="ignore"):
             return np.expm1(order * np.log1p(x)) - order * x
 
-    found = []
+    costs = []
     for order in orders:
         forward = (q * w * excess(y / w, order)).sum(-1)
         with np.errstate(divide="ignore", invalid="ignore"):
             reverse = np.where(q > 0, q * p * excess(-y / p, order), 0).sum(-1)
         most = np.fmax(np.where((p == 0).any(-1), np.inf, reverse), np.maximum(forward, 0))
-        found.append(np.log1p(most) / (order - 1))
-    return np.stack(found, -1)
+        costs.append(np.log1p(most) / (order - 1))
+    return np.stack(costs, -1)
 
 
 def clipped(private: Tensor, public: Tensor, clipping: Clipping) -> Array:
@@ -270,9 +270,9 @@ class Pool:
         sizes = abs(self.lse) + abs(lse) + setting.reach
         self.ratio_error = (setting.unit(models) + 5e-14 + 5e-16 * sizes).astype(float)
         depth = np.where(held, abs(self.log_q), 0)
-        own = 2.0**-49 * (1 + setting.scale * setting.reach + depth)
+        rounding = 2.0**-49 * (1 + setting.scale * setting.reach + depth)
         both = 2 * setting.scale * self.ratio_error.max(0) + 1e-13 + 5e-16 * abs(lse)
-        self.log_error = (own + both[:, None]).astype(float)
+        self.log_error = (rounding + both[:, None]).astype(float)
 
 
 def screening(

@@ -64,8 +64,8 @@ def on_device(device: torch.device | str) -> Through:
     """Return the operators, each of which moves its arguments to the device and its result back."""
 
     def call(operator: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        given = {key: moved(value, device) for key, value in named.items()}
-        return moved(operator(*(moved(a, device) for a in arguments), **given), "cpu")
+        keywords = {key: moved(value, device) for key, value in named.items()}
+        return moved(operator(*(moved(a, device) for a in arguments), **keywords), "cpu")
 
     return Through(call)
 

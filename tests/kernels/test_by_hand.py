@@ -76,10 +76,10 @@ def test_screenings(
     public = torch.tensor([q, q], dtype=torch.float64).log().float().to(device)
     drawn = torch.tensor([noise, [0.0] * len(noise)], dtype=torch.float64, device=device)
     options: dict[str, Any] = {"weight": 0.5, "order": order, "top_k": len(noise)}
-    found = adapmixed_ext.screen(public[None], public, drawn, threshold=1e300, **options)
-    assert found.divergence.tolist() == [pytest.approx(divergence, rel=1e-6), 0.0]
-    assert found.passed.tolist() == [divergence < INF, True]
-    at = found.divergence[0].item()
+    screening = adapmixed_ext.screen(public[None], public, drawn, threshold=1e300, **options)
+    assert screening.divergence.tolist() == [pytest.approx(divergence, rel=1e-6), 0.0]
+    assert screening.passed.tolist() == [divergence < INF, True]
+    at = screening.divergence[0].item()
     for threshold, passed in ((at, True), (math.nextafter(at, -1.0), False)):  # it is inclusive
         if 0 < at < INF:
             again = adapmixed_ext.screen(
@@ -104,8 +104,8 @@ def test_screenings_of_models_that_leave_the_kept_tokens(device: torch.device) -
 
 
 def clip(private: Tensor, public: Tensor, **options: Any) -> Clipping:
-    given = {"lower": LOWER, "upper": UPPER, "orders": [1.01, 3.0, 18.0]} | options
-    return adapmixed_ext.clip_project(private, public, **given)
+    settings = {"lower": LOWER, "upper": UPPER, "orders": [1.01, 3.0, 18.0]} | options
+    return adapmixed_ext.clip_project(private, public, **settings)
 
 
 def rows(seed: int = 0, models: int = 5, vocab: int = 70) -> tuple[Tensor, Tensor]:
@@ -153,10 +153,10 @@ def test_a_box_without_room_charges_nothing() -> None:
 
 def test_a_nan_among_far_tokens_is_noticed(isa: str) -> None:
     public, private = torch.tensor([[0.0, -20.0, -1.0]]), torch.tensor([[[0.0, -20.5, -1.2]]])
-    found = clip(private, public)
+    clipping = clip(private, public)
     private[0, 0, 1] = math.nan
     with pytest.raises(ValueError, match="projection must belong to these logits"):
-        adapmixed_ext.mixture(private, public, found)
+        adapmixed_ext.mixture(private, public, clipping)
 
 
 def test_long_rows_sum_alike(isa: str) -> None:

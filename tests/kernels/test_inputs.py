@@ -65,7 +65,7 @@ def refuses(call: Callable[[], Any], *words: object) -> None:
 @pytest.mark.parametrize("name", GOOD)
 def test_logits(name: str) -> None:
     p, q = private(), public()
-    for given, words in (
+    for inputs, words in (
         ((p[0], q), ("private_logits", (B, V))),
         ((p, q[0]), ("public_logits", (V,))),
         ((p, q[:1]), ("public_logits", (1, V))),
@@ -81,7 +81,7 @@ def test_logits(name: str) -> None:
         ((p, public("meta")), ("public_logits", "meta")),
         ((private().requires_grad_(), q), ("private_logits", "grad")),
     ):
-        refuses(lambda given=given: call(name, *given), *words)
+        refuses(lambda inputs=inputs: call(name, *inputs), *words)
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -154,7 +154,7 @@ def test_renyi_divergence() -> None:
     p = public()
     bad = public()
     bad[1, 3] = NAN
-    for given, words in (
+    for inputs, words in (
         ((p, p[:, :3], 2.0), ("q_logits", V, 3)),
         ((torch.zeros(3, V), p, 2.0), ("q_logits", (3, V), (B, V))),
         ((torch.tensor(1.0), p, 2.0), ("p_logits",)),
@@ -168,7 +168,7 @@ def test_renyi_divergence() -> None:
         ((p, p, []), ("orders",)),
         *(((p, p, [2.0, order]), ("orders", order)) for order in ORDERS[:-2]),
     ):
-        refuses(lambda given=given: ops.renyi_divergence(*given), *words)
+        refuses(lambda inputs=inputs: ops.renyi_divergence(*inputs), *words)
 
 
 def test_gaussian_and_sample() -> None:
@@ -177,14 +177,14 @@ def test_gaussian_and_sample() -> None:
     refuses(lambda: ops.gaussian((3, -2), sigma=1.0, rng=source()), "shape", -2)
     refuses(lambda: ops.gaussian((3,), sigma=1.0, rng=source(), device="no"), "device", "no")
     p = torch.softmax(public().double(), -1)
-    for given, words in (
+    for inputs, words in (
         ((p.float(), public()), ("probabilities", torch.float32)),
         ((p[:1], public()), ("probabilities", (1, V))),
         ((p, public().double()), ("public_logits", torch.float64)),
         ((p, torch.full((B, V), -INF)), ("public_logits[0]",)),
     ):
-        refuses(lambda given=given: ops.sample(*given, rng=source()), *words)
-    for given, word in (
+        refuses(lambda inputs=inputs: ops.sample(*inputs, rng=source()), *words)
+    for bad, word in (
         (source(torch.zeros(4, dtype=torch.uint8)), (4,)),
         (source(torch.zeros(32)), torch.float32),
         (source(bytes(32)), "bytes"),
@@ -192,8 +192,8 @@ def test_gaussian_and_sample() -> None:
         (source(counter=2**63), 2**63),
         (torch.Generator(), "torch._C.Generator"),
     ):
-        refuses(lambda rng=given: ops.gaussian((3,), sigma=1.0, rng=rng), "rng", word)
-        refuses(lambda rng=given: ops.sample(p, public(), rng=rng), "rng", word)
+        refuses(lambda rng=bad: ops.gaussian((3,), sigma=1.0, rng=rng), "rng", word)
+        refuses(lambda rng=bad: ops.sample(p, public(), rng=rng), "rng", word)
     strided = source(torch.arange(64, dtype=torch.uint8)[::2])  # its bytes are read in their order
     dense = source(torch.arange(0, 64, 2, dtype=torch.uint8))
     assert torch.equal(*(ops.gaussian(9, sigma=1.0, rng=rng) for rng in (strided, dense)))

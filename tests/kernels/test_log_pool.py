@@ -45,9 +45,9 @@ def test_slots_that_are_inactive_or_absent_have_no_part(device: torch.device) ->
         log_prob = adapmixed_ext.log_prob(rows, public, pool, torch.arange(3, device=device))
         for b in range(3):
             present = private[active[:, b], b : b + 1].contiguous()
-            alone = pool_of(present, public[b : b + 1], num_models=6)
-            assert torch.equal(alone.log_normaliser[0], pool.log_normaliser[b])
-            row = adapmixed_ext.mixture(present, public[b : b + 1], alone)
+            single = pool_of(present, public[b : b + 1], num_models=6)
+            assert torch.equal(single.log_normaliser[0], pool.log_normaliser[b])
+            row = adapmixed_ext.mixture(present, public[b : b + 1], single)
             assert torch.equal(row[0], p[b])
             torch.testing.assert_close(log_prob[b], p[b, b].log(), rtol=1e-13, atol=0.0)
     # The span of an inactive member is known before it takes part.
@@ -61,32 +61,32 @@ def test_the_order_of_models_does_not_change_a_bit(device: torch.device) -> None
     private, public = plans.logits(62, 9, 2, 3000, 2.0, 0.7)
     private, public = private.to(device), public.to(device)
     order = torch.randperm(9, generator=torch.Generator().manual_seed(3))
-    one, other = pool_of(private, public), pool_of(private[order], public)
-    assert torch.equal(one.log_normaliser, other.log_normaliser)
-    assert torch.equal(one.span[order], other.span)
+    first, other = pool_of(private, public), pool_of(private[order], public)
+    assert torch.equal(first.log_normaliser, other.log_normaliser)
+    assert torch.equal(first.span[order], other.span)
     mixtures = [
         adapmixed_ext.mixture(rows, public, pool)
-        for rows, pool in ((private, one), (private[order], other))
+        for rows, pool in ((private, first), (private[order], other))
     ]
     assert torch.equal(*mixtures)
     for copies in (2, 4, 8):  # the mean of equal models is exactly one log-ratio
-        many = pool_of(private[:1].expand(copies, 2, 3000), public)
-        assert torch.equal(many.log_normaliser, pool_of(private[:1], public).log_normaliser)
-        assert torch.equal(many.span, one.span[:1].expand(copies, 2))
+        copied = pool_of(private[:1].expand(copies, 2, 3000), public)
+        assert torch.equal(copied.log_normaliser, pool_of(private[:1], public).log_normaliser)
+        assert torch.equal(copied.span, first.span[:1].expand(copies, 2))
 
 
 def test_known_log_sum_exps_are_taken(isa: str) -> None:
     private, public = plans.logits(12, 5, 2, 300, 2.0, 1.0)
     private[3] = public
     exact = [rows.double().logsumexp(-1) for rows in (private, public)]
-    known = exact[0] - exact[1]
-    pool = pool_of(private, public, lse_differences=known)
+    differences = exact[0] - exact[1]
+    pool = pool_of(private, public, lse_differences=differences)
     torch.testing.assert_close(pool.private_lse, exact[0], rtol=0.0, atol=1e-12)
     assert torch.equal(pool.private_lse[3], pool.public_lse)
     other = pool_of(private, public)
     torch.testing.assert_close(pool.log_normaliser, other.log_normaliser, rtol=0.0, atol=2e-6)
     with pytest.raises(ValueError, match="lse_differences must be torch.float64 of shape"):
-        pool_of(private, public, lse_differences=known.float())
+        pool_of(private, public, lse_differences=differences.float())
 
 
 # The guarantee.
@@ -111,11 +111,11 @@ def attack(private: Tensor, public: Tensor, setting: Setting, without: str) -> i
             assert span <= Fraction(setting.upper) - Fraction(setting.lower)
             bound = float(span) * setting.scale / (models + setting.extra)
             counted = (log_p[b] > reports.NORMAL) & moved[b].isfinite()
-            known = moved[b][counted]
-            if known.numel():
+            change = moved[b][counted]
+            if change.numel():
                 depth = -torch.log_softmax(public[b].double(), -1)[counted].min().item()
                 slack = 2.0**-49 * (1.0 + setting.scale * setting.reach + depth)
-                assert (known.max() - known.min()).item() <= bound + slack, (i, b)
+                assert (change.max() - change.min()).item() <= bound + slack, (i, b)
                 compared += 1
             # The support must not change.
             absent = torch.isneginf(public[b])
@@ -174,18 +174,18 @@ def test_sums_near_a_column(isa: str) -> None:
     near = rows[0].argmax(-1)
     rows[1].scatter_(1, near[:, None], -math.inf)
     rows[2, 0, 7] = math.nan
-    found = near_log_sum_exp(rows, near)
-    assert found[1].isnan().all() and found[2].isnan().tolist() == [True, False]
+    sums = near_log_sum_exp(rows, near)
+    assert sums[1].isnan().all() and sums[2].isnan().tolist() == [True, False]
     exact = torch.from_numpy(log_sum_exp(array(rows[[0, 3]])).astype(float))
-    assert (found[[0, 3]] - exact).abs().max().item() <= FLOAT_SUM
-    assert torch.equal(near_log_sum_exp(rows[3], near), found[3])
+    assert (sums[[0, 3]] - exact).abs().max().item() <= FLOAT_SUM
+    assert torch.equal(near_log_sum_exp(rows[3], near), sums[3])
 
 
 def test_log_sum_exps_in_single_and_in_double(isa: str) -> None:
     for case in cases.summed():
         exact = log_sum_exp(array(case.private))
-        found = array(pool_of(case.private, case.public).private_lse)
-        most = abs(found - exact).max()
+        sums = array(pool_of(case.private, case.public).private_lse)
+        most = abs(sums - exact).max()
         if case.name.startswith("one-sided"):
             assert most <= 2 * FLOAT_SUM
             assert case.name != "one-sided" or most > 0.1 * FLOAT_SUM  # floats were used

@@ -26,7 +26,7 @@ def operands(models: int, positions: int, rank: int, columns: int, vocab: int) -
     """Return z (B, K), c (N, B, r), u (N, r, V) and the tokens (B, K)."""
     generator = torch.Generator().manual_seed(1)
     shapes = ((positions, columns), (models, positions, rank), (models, rank, vocab))
-    start, coefficients, factors = (torch.randn(one, generator=generator) for one in shapes)
+    start, coefficients, factors = (torch.randn(shape, generator=generator) for shape in shapes)
     start[:, columns // 2 :: 7] = -torch.inf
     order = torch.rand(positions, vocab, generator=generator).argsort(-1)
     return start, coefficients, factors, order[:, :columns].contiguous()
@@ -35,9 +35,9 @@ def operands(models: int, positions: int, rank: int, columns: int, vocab: int) -
 def packed(coefficients: Tensor) -> Tensor:
     """Return (N, B, r) coefficients as the operator takes them."""
     models, positions, rank = coefficients.shape
-    found = torch.zeros(positions, -(-models // BLOCK) * BLOCK, rank)
-    found[:, :models] = coefficients.transpose(0, 1)
-    return found.view(positions, -1, BLOCK, rank).transpose(2, 3).contiguous()
+    padded = torch.zeros(positions, -(-models // BLOCK) * BLOCK, rank)
+    padded[:, :models] = coefficients.transpose(0, 1)
+    return padded.view(positions, -1, BLOCK, rank).transpose(2, 3).contiguous()
 
 
 def rows(
@@ -53,8 +53,8 @@ def rows(
     positions, columns = start.shape[-2:]
     memory = torch.full((positions, models, columns + 3), 7.0, device=device)
     out = memory[..., 1:-2].transpose(0, 1)
-    given = (start, packed(coefficients), pack_factors(list(factors), rank, vocab, dtype))
-    on = [one.to(device) for one in given]
+    inputs = (start, packed(coefficients), pack_factors(list(factors), rank, vocab, dtype))
+    on = [tensor.to(device) for tensor in inputs]
     add_low_rank(*on, out, None if tokens is None else tokens.to(device))
     assert (memory[..., 0] == 7).all() and (memory[..., -2:] == 7).all()
     return out.cpu().clone()
@@ -65,14 +65,14 @@ def rows(
 def test_rows(shape: tuple[int, ...], dtype: torch.dtype, isa: str) -> None:
     start, coefficients, factors, tokens = operands(*shape)
     rounded = factors.to(dtype).float()
-    own = start + torch.arange(len(factors))[:, None, None]
+    starts = start + torch.arange(len(factors))[:, None, None]
     whole = torch.randn(len(start), shape[-1])
-    for z, ids in ((start, tokens), (own, tokens), (whole, None)):
-        found = rows(z, coefficients, factors, ids, dtype)
+    for z, ids in ((start, tokens), (starts, tokens), (whole, None)):
+        result = rows(z, coefficients, factors, ids, dtype)
         packs = packed(coefficients), pack_factors(list(rounded), shape[2], shape[4])
-        truth = reference.add_low_rank(z, *packs, len(found), ids)
+        truth = reference.add_low_rank(z, *packs, len(result), ids)
         # Each of r additions rounds a sum of a few units by 2^-24 of it.
-        torch.testing.assert_close(found.double(), truth, rtol=0.0, atol=1e-5)
+        torch.testing.assert_close(result.double(), truth, rtol=0.0, atol=1e-5)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -84,21 +84,21 @@ def test_a_row_depends_on_its_own_operands_alone(threads: int) -> None:
     whole = rows(start, coefficients, factors, tokens)
     for member in (0, 5, 36):
         for at in (slice(0, 1), slice(2, 4)):
-            alone = coefficients[member, None, at], factors[member, None]
+            parts = coefficients[member, None, at], factors[member, None]
             if member == 5:
-                alone = alone[0][..., :3], alone[1][:, :3]
-            assert torch.equal(rows(start[at], *alone, tokens[at])[0], whole[member, at])
+                parts = parts[0][..., :3], parts[1][:, :3]
+            assert torch.equal(rows(start[at], *parts, tokens[at])[0], whole[member, at])
     unchanged = coefficients.clone()
     unchanged[7] = 0.0
     assert torch.equal(rows(start, unchanged, factors, tokens)[7], start)
 
 
 def test_every_path_has_the_same_bits(path: torch.device) -> None:
-    given, isa = operands(37, 4, 8, 300, 700), _C.instruction_set()
+    inputs, isa = operands(37, 4, 8, 300, 700), _C.instruction_set()
     for dtype in (torch.float32, torch.bfloat16):
-        found = rows(*given, dtype, path.type)
+        result = rows(*inputs, dtype, path.type)
         assert _C.use_instruction_set("scalar")
-        assert torch.equal(found, rows(*given, dtype))
+        assert torch.equal(result, rows(*inputs, dtype))
         assert _C.use_instruction_set(isa)
 
 
@@ -106,30 +106,30 @@ def test_codes_of_all_members_are_one_product() -> None:
     generator = torch.Generator().manual_seed(2)
     codes = [torch.randn(12, rank, generator=generator) for rank in (3, 1, 3)]
     hidden = torch.randn(5, 12, generator=generator)
-    found = (hidden @ pack_codes([*codes, None], 3, 12)).view(5, 1, 3, BLOCK)
-    for member, one in enumerate(codes):
-        rank = one.shape[1]
-        torch.testing.assert_close(found[:, 0, :rank, member], hidden @ one)
-        assert not found[:, 0, rank:, member].any()
-    assert not found[..., 3:].any()
+    product = (hidden @ pack_codes([*codes, None], 3, 12)).view(5, 1, 3, BLOCK)
+    for member, code in enumerate(codes):
+        rank = code.shape[1]
+        torch.testing.assert_close(product[:, 0, :rank, member], hidden @ code)
+        assert not product[:, 0, rank:, member].any()
+    assert not product[..., 3:].any()
 
 
 def test_wrong_operands_are_refused() -> None:
     start, coefficients, factors, tokens = operands(3, 2, 5, 40, 90)
-    given = (start, packed(coefficients), pack_factors(list(factors), 5, 90))
+    inputs = (start, packed(coefficients), pack_factors(list(factors), 5, 90))
     out = torch.empty(3, 2, 40)
-    misplaced = torch.zeros(given[2].numel() + 1)[1:].view_as(given[2])
+    misplaced = torch.zeros(inputs[2].numel() + 1)[1:].view_as(inputs[2])
     for wrong, name in (
-        ((start.half(), *given[1:], out, tokens), "start"),
-        ((start, given[1][..., 1:], given[2], out, tokens), "coefficients"),
-        ((start, given[1], given[2].half(), out, tokens), "factors"),
-        ((start, given[1], given[2][0], out, tokens), "factors"),
-        ((start, given[1], misplaced, out, tokens), "factors must be on 16 bytes"),
-        ((start, given[1], given[2], out.repeat(6, 1, 1), tokens), "factors must be"),
-        ((*given, torch.empty(3, 2, 80)[..., ::2], tokens), "private_logits"),
-        ((*given, out, None), "private_logits must have all 90 tokens"),
-        ((*given, out, tokens.int()), "tokens"),
-        ((*given, out, tokens + 50), r"tokens must lie in \[0, 90\)"),
+        ((start.half(), *inputs[1:], out, tokens), "start"),
+        ((start, inputs[1][..., 1:], inputs[2], out, tokens), "coefficients"),
+        ((start, inputs[1], inputs[2].half(), out, tokens), "factors"),
+        ((start, inputs[1], inputs[2][0], out, tokens), "factors"),
+        ((start, inputs[1], misplaced, out, tokens), "factors must be on 16 bytes"),
+        ((start, inputs[1], inputs[2], out.repeat(6, 1, 1), tokens), "factors must be"),
+        ((*inputs, torch.empty(3, 2, 80)[..., ::2], tokens), "private_logits"),
+        ((*inputs, out, None), "private_logits must have all 90 tokens"),
+        ((*inputs, out, tokens.int()), "tokens"),
+        ((*inputs, out, tokens + 50), r"tokens must lie in \[0, 90\)"),
     ):
         with pytest.raises(ValueError, match=name):
             add_low_rank(*wrong)
@@ -143,7 +143,7 @@ def regression(rows: int, vocab: int, rank: int) -> Operands:
     """Return public logits (n, V), of which some are -inf, c (n, r), u (r, V) and targets (n,)."""
     generator = torch.Generator().manual_seed(3)
     shapes = ((rows, vocab), (rows, rank), (rank, vocab))
-    public, coefficients, factors = (torch.randn(one, generator=generator) for one in shapes)
+    public, coefficients, factors = (torch.randn(shape, generator=generator) for shape in shapes)
     public *= 8.0
     targets = torch.randint(vocab, (rows,), generator=generator)
     public[:, ::7] = -torch.inf
@@ -158,31 +158,31 @@ def derived(
     memory = torch.full((len(public), public.shape[1] + 5), torch.nan)
     rows = memory[:, 2:-3].copy_(public)
     packs = pack_tokens(factors)
-    found = torch.full_like(coefficients, torch.nan), torch.full_like(packs, 2.0)
-    losses = cross_entropy(rows, coefficients, packs, targets, found)
+    derivatives = torch.full_like(coefficients, torch.nan), torch.full_like(packs, 2.0)
+    losses = cross_entropy(rows, coefficients, packs, targets, derivatives)
     assert torch.equal(losses, cross_entropy(rows, coefficients, packs, targets))
-    return losses, found[0], unpack_tokens(found[1] - 2.0, public.shape[1])
+    return losses, derivatives[0], unpack_tokens(derivatives[1] - 2.0, public.shape[1])
 
 
 @pytest.mark.parametrize("shape", REGRESSIONS, ids=str)
 def test_cross_entropy_and_its_derivatives(shape: tuple[int, int, int], isa: str) -> None:
-    given = regression(*shape)
-    assert torch.equal(unpack_tokens(pack_tokens(given[2]), shape[1]), given[2])
-    found, expected = derived(*given), reference.cross_entropy(*given)
-    for one, true in zip(found, expected, strict=True):
+    inputs = regression(*shape)
+    assert torch.equal(unpack_tokens(pack_tokens(inputs[2]), shape[1]), inputs[2])
+    results, expected = derived(*inputs), reference.cross_entropy(*inputs)
+    for result, true in zip(results, expected, strict=True):
         # r + 1 roundings of logits of up to 40, each by 2e-6; the derivatives add up to 9 rows.
-        torch.testing.assert_close(one.double(), true, rtol=2e-5, atol=2e-5)
+        torch.testing.assert_close(result.double(), true, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_cross_entropy_has_the_same_bits_with_every_number_of_threads(threads: int) -> None:
-    given = regression(9, 1500, 5)
+    inputs = regression(9, 1500, 5)
     torch.set_num_threads(1)
-    alone = derived(*given)
+    single = derived(*inputs)
     torch.set_num_threads(threads)
-    assert all(map(torch.equal, derived(*given), alone))
-    part = [given[0][2:3], given[1][2:3], given[2], given[3][2:3]]
-    assert torch.equal(derived(*part)[0], alone[0][2:3])
+    assert all(map(torch.equal, derived(*inputs), single))
+    part = [inputs[0][2:3], inputs[1][2:3], inputs[2], inputs[3][2:3]]
+    assert torch.equal(derived(*part)[0], single[0][2:3])
 
 
 def test_losses_of_far_and_of_broken_logits() -> None:
@@ -198,17 +198,17 @@ def test_losses_of_far_and_of_broken_logits() -> None:
 def test_wrong_operands_of_a_regression_are_refused() -> None:
     public, coefficients, factors, targets = regression(3, 100, 2)
     packs = pack_tokens(factors)
-    given = public, coefficients, packs, targets
+    inputs = public, coefficients, packs, targets
     for wrong, name in (
-        ((public[0], *given[1:]), "public_logits must have 2 dimensions"),
-        ((public.double(), *given[1:]), "public_logits must be torch.float32"),
-        ((public.T.contiguous().T, *given[1:]), "have contiguous rows"),
-        ((public, coefficients[:2], *given[2:]), "coefficients must be"),
+        ((public[0], *inputs[1:]), "public_logits must have 2 dimensions"),
+        ((public.double(), *inputs[1:]), "public_logits must be torch.float32"),
+        ((public.T.contiguous().T, *inputs[1:]), "have contiguous rows"),
+        ((public, coefficients[:2], *inputs[2:]), "coefficients must be"),
         ((public, coefficients, factors, targets), "factors must be"),
-        ((*given, (coefficients.double(), packs)), r"derivatives\[0\] must be"),
-        ((*given, (coefficients, packs[1:])), r"derivatives\[1\] must be"),
-        ((*given[:3], targets.int()), "targets must be torch.int64"),
-        ((*given[:3], targets + 100), r"targets\[0\] must be in \[0, 99\]"),
+        ((*inputs, (coefficients.double(), packs)), r"derivatives\[0\] must be"),
+        ((*inputs, (coefficients, packs[1:])), r"derivatives\[1\] must be"),
+        ((*inputs[:3], targets.int()), "targets must be torch.int64"),
+        ((*inputs[:3], targets + 100), r"targets\[0\] must be in \[0, 99\]"),
     ):
         with pytest.raises(ValueError, match=name):
             cross_entropy(*wrong)

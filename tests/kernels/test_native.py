@@ -57,12 +57,12 @@ def test_every_operator_is_checked() -> None:
 @pytest.mark.parametrize("name", _registered())
 def test_opcheck(name: str, device: torch.device) -> None:
     """Keys stay on the CPU, which reads them."""
-    given = [
-        one.to(device) if isinstance(one, Tensor) and one.dtype != torch.uint8 else one
-        for one in _inputs()[name]
+    inputs = [
+        value.to(device) if isinstance(value, Tensor) and value.dtype != torch.uint8 else value
+        for value in _inputs()[name]
     ]
-    given += [device] if name == "gaussian" else []
-    result = torch.library.opcheck(getattr(torch.ops.adapmixed, name).default, tuple(given))
+    inputs += [device] if name == "gaussian" else []
+    result = torch.library.opcheck(getattr(torch.ops.adapmixed, name).default, tuple(inputs))
     assert set(result.values()) == {"SUCCESS"}
 
 
@@ -92,8 +92,8 @@ def test_the_operators_take_fakes_of_a_gpu(name: str) -> None:
     """Shapes, dtypes and strides match the results on a CPU, and the device is the GPU."""
     x = workload.make(21, 3, 2, 17, torch.bfloat16, top_k=4)
     with FakeTensorMode():
-        found = workload.OPERATIONS[name](Inputs(*map(_on_cuda, x)))
-    for fake, real in zip(found, workload.OPERATIONS[name](x), strict=True):
+        fakes = workload.OPERATIONS[name](Inputs(*map(_on_cuda, x)))
+    for fake, real in zip(fakes, workload.OPERATIONS[name](x), strict=True):
         assert isinstance(fake, FakeTensor) and fake.device == torch.device("cuda:0")
         assert (fake.shape, fake.dtype) == (real.shape, real.dtype)
         assert fake.stride() == real.stride()
@@ -120,13 +120,13 @@ def test_compiled_programs_still_refuse_bad_data(name: str) -> None:
     weight = torch.full((3, 2), 0.5, dtype=torch.float64)
     bad = {"noise": noise, "private_logits": private, "projection": weight}[name].clone()
 
-    def program(given: Tensor) -> Tensor:
+    def program(data: Tensor) -> Tensor:
         if name == "noise":
             options = {"weight": 0.1, "order": 2.0, "threshold": 1.0, "top_k": 4}
-            return adapmixed_ext.screen(private, public, given, **options).divergence
+            return adapmixed_ext.screen(private, public, data, **options).divergence
         if name == "projection":
-            return adapmixed_ext.mixture(private, public, given)
-        return adapmixed_ext.project(given, public, order=2.0, radius=1.0).weight
+            return adapmixed_ext.mixture(private, public, data)
+        return adapmixed_ext.project(data, public, order=2.0, radius=1.0).weight
 
     compiled = torch.compile(program, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(bad), program(bad))

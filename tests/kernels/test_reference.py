@@ -54,22 +54,22 @@ def test_extended_precision_is_that_of_70_digits(part: int) -> None:
     for case, plan in chosen:
         first, b = (plan.seed % size for size in case.private.shape[:2])
         rows = case.private.roll(-first, 0)[:, b : b + 1], case.public[b : b + 1]
-        (order, radius), one = plan.balls[0], Case(case.name, *rows)
+        (order, radius), single = plan.balls[0], Case(case.name, *rows)
         weight = adapmixed_ext.project(*rows, order=order, radius=radius).weight
-        found, found_rows, pool = computed(one, plan, weight, False)
-        exact, exact_rows, truth = computed(one, plan, weight, True)
-        pairs = [(*pair, 1e-12 * abs(pair[1]) + 1e-15) for pair in zip(found, exact, strict=True)]
+        wide, wide_rows, pool = computed(single, plan, weight, False)
+        exact, exact_rows, truth = computed(single, plan, weight, True)
+        pairs = [(*pair, 1e-12 * abs(pair[1]) + 1e-15) for pair in zip(wide, exact, strict=True)]
         bound = 2e-3 * pool.log_error.max()  # what the operators may be off by
         for name in ("log_normaliser", "span", "log_p"):
             pairs.append((getattr(pool, name), getattr(truth, name), bound))
-        if not found_rows.masked.any():
+        if not wide_rows.masked.any():
             excess = exact_rows.excess(oracle.array(weight[0], True), order)
-            near = found_rows.excess(oracle.array(weight[0]), order)
-            pairs.append((near, excess, found_rows.uncertainty(order)))
+            near = wide_rows.excess(oracle.array(weight[0]), order)
+            pairs.append((near, excess, wide_rows.uncertainty(order)))
         for value, other, error in pairs:
-            given = np.array([mpf(str(number)) for number in value.flat]).reshape(other.shape)
+            digits = np.array([mpf(str(number)) for number in value.flat]).reshape(other.shape)
             error = np.asarray(error).astype(float)
-            off = np.where(abs(other) == np.inf, given != other, abs(given - other) > error)
+            off = np.where(abs(other) == np.inf, digits != other, abs(digits - other) > error)
             assert not off.any(), (case.name, value, other)
 
 
@@ -93,12 +93,12 @@ def test_wrong_answers_are_noticed(operator: str, field: str, factor: float) -> 
     right, wrong = Report(), Report()
 
     def scaled(call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        found = call(*arguments, **named)
+        result = call(*arguments, **named)
         if call.__name__ != operator:
-            return found
+            return result
         if not field:
-            return found * factor
-        return dataclasses.replace(found, **{field: getattr(found, field) * factor})
+            return result * factor
+        return dataclasses.replace(result, **{field: getattr(result, field) * factor})
 
     checks.CHECKS[check](case, plan, adapmixed_ext, right)
     checks.CHECKS[check](case, plan, reports.Through(scaled), wrong)
@@ -155,9 +155,9 @@ def test_losses_mixtures_and_divergences(case: Case) -> None:
             torch.testing.assert_close(log_prob[picked > -600], picked[picked > -600])
     orders = (1.01, 2.0, 18.0, 1024.0)
     p, q = (oracle.softmax(rows) for rows in (private, public))
-    found = reference.renyi_divergence(private, public, orders)
+    both = reference.renyi_divergence(private, public, orders)
     for got, exact in zip(
-        found, (oracle.one_way(p, q, orders), oracle.one_way(q, p, orders)), strict=True
+        both, (oracle.one_way(p, q, orders), oracle.one_way(q, p, orders)), strict=True
     ):
         report.compare("renyi", array(got), exact, 1e-7 * abs(np.nan_to_num(exact)) + 1e-12)
     assert not report.failures, report.failures[:5]
@@ -186,12 +186,12 @@ def test_log_pool(case: Case) -> None:
     models, positions = case.private.shape[:2]
     report, active = Report(), torch.arange(models * positions).reshape(models, positions) % 3 != 1
     for setting in (plans.POOLS[0], plans.Setting(-34.0, 30.0, 0.5, 2)):
-        found = reference.log_pool(
+        pool = reference.log_pool(
             case.private, case.public, **setting.options(models), active=active
         )
         truth = oracle.Pool(case.private, case.public, setting, active=active)
         exact = truth.log_p, truth.log_normaliser, truth.span
-        for name, got, value in zip(("log p", "normaliser", "span"), found, exact, strict=True):
+        for name, got, value in zip(("log p", "normaliser", "span"), pool, exact, strict=True):
             error = 1e-12 * abs(np.nan_to_num(value)) + 1e-10
             report.compare(name, array(got), value, error)
     assert not report.failures, report.failures[:5]

@@ -141,10 +141,10 @@ def test_normal_pairs_are_accurate() -> None:
 
 def test_gaussian_scales_and_shapes() -> None:
     for shape in ((), (1,), (3, 5), (2, 0), (7, 1, 9)):
-        one = adapmixed_ext.gaussian(shape, sigma=1.0, rng=Source(2))
+        unit = adapmixed_ext.gaussian(shape, sigma=1.0, rng=Source(2))
         small = adapmixed_ext.gaussian(shape, sigma=0.01, rng=Source(2))
-        assert one.shape == shape
-        torch.testing.assert_close(small, 0.01 * one, rtol=1e-15, atol=0.0)
+        assert unit.shape == shape
+        torch.testing.assert_close(small, 0.01 * unit, rtol=1e-15, atol=0.0)
     assert (adapmixed_ext.gaussian((4,), sigma=0.0, rng=Source(2)) == 0).all()
 
 

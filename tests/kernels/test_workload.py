@@ -55,16 +55,16 @@ def test_calls_from_several_threads(isa: str) -> None:
     torch.set_num_threads(2)
     x = CPU["positions"]
     first = workload.everything(x)
-    found: list[tuple[Tensor, ...]] = []
+    results: list[tuple[Tensor, ...]] = []
     callers = [
-        threading.Thread(target=lambda: found.append(workload.everything(x))) for _ in range(3)
+        threading.Thread(target=lambda: results.append(workload.everything(x))) for _ in range(3)
     ]
     for caller in callers:
         caller.start()
     for caller in callers:
         caller.join(timeout=60)
         assert not caller.is_alive()
-    assert len(found) == 3 and all(workload.same(one, first) for one in found)
+    assert len(results) == 3 and all(workload.same(result, first) for result in results)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
@@ -139,26 +139,26 @@ def test_a_position_does_not_depend_on_its_batch(
     x = workload.make(4, 5, 3, 1033, dtype=dtype).to(device)
     whole = workload.OPERATIONS[name](x)
     for b in range(3):
-        for one, many in zip(workload.OPERATIONS[name](x.position(b)), whole, strict=True):
-            axis = one.shape.index(1)
-            assert torch.equal(one, many.narrow(axis, b, 1))
+        for single, batch in zip(workload.OPERATIONS[name](x.position(b)), whole, strict=True):
+            axis = single.shape.index(1)
+            assert torch.equal(single, batch.narrow(axis, b, 1))
 
 
 def of_each_row(private: Tensor, public: Tensor) -> list[Tensor]:
     """Return (N, B, ...) what operators say of a row alone."""
-    rows, found = (private, public), []
+    rows, tensors = (private, public), []
     for order, radius in ((18.0, 3.6), (3.0, 0.03), (2.5, 1e-6)):
         ball = adapmixed_ext.project(*rows, order=order, radius=radius)
-        found += [ball.weight, ball.private_lse]
+        tensors += [ball.weight, ball.private_lse]
     for lower, upper in ((0.6, 1.65), (0.0, 50.0), (0.9, 9e5)):
         box = adapmixed_ext.clip_project(
             *rows, lower=lower, upper=upper, orders=[1.01, 18.0], num_models=9
         )
         assert box.charge is not None
-        found += [box.log_scale, box.residual, box.charge, box.private_lse]
+        tensors += [box.log_scale, box.residual, box.charge, box.private_lse]
     pool = adapmixed_ext.log_pool(*rows, lower=-0.25, upper=1.0, scale=2.0, num_models=9)
     pairs = adapmixed_ext.renyi_divergence(private, public.expand_as(private), [1.5, 18.0])
-    return [*found, pool.span, pool.private_lse, *pairs]
+    return [*tensors, pool.span, pool.private_lse, *pairs]
 
 
 def test_a_row_does_not_depend_on_the_other_models(path: torch.device) -> None:
@@ -166,8 +166,8 @@ def test_a_row_does_not_depend_on_the_other_models(path: torch.device) -> None:
     for private, public in ((x.private, x.public), (x.private[..., :65], x.public[..., :65])):
         whole = of_each_row(private, public)
         for i in range(5):
-            for one, many in zip(of_each_row(private[i : i + 1], public), whole, strict=True):
-                assert torch.equal(one[0], many[i])
+            for single, every in zip(of_each_row(private[i : i + 1], public), whole, strict=True):
+                assert torch.equal(single[0], every[i])
 
 
 def inside(rows: Tensor) -> Tensor:
@@ -202,11 +202,11 @@ def test_strides_do_not_matter_and_no_argument_is_changed(
 
 @pytest.mark.parametrize("name", workload.NAMES)
 def test_an_empty_batch(name: str, device: torch.device) -> None:
-    given = workload.make(6, 3, 1, 5, top_k=2).to(device)
-    none = Inputs(given.private[:, :0], *(t[:0] for t in given[1:4]), given.active[:, :0])
-    for one, many in zip(workload.run(name, given), workload.run(name, none), strict=True):
-        assert many.dtype == one.dtype
-        assert many.shape == one.shape or many.numel() == 0 and many.dim() == one.dim()
+    inputs = workload.make(6, 3, 1, 5, top_k=2).to(device)
+    none = Inputs(inputs.private[:, :0], *(t[:0] for t in inputs[1:4]), inputs.active[:, :0])
+    for whole, empty in zip(workload.run(name, inputs), workload.run(name, none), strict=True):
+        assert empty.dtype == whole.dtype
+        assert empty.shape == whole.shape or empty.numel() == 0 and empty.dim() == whole.dim()
 
 
 @pytest.mark.parametrize("kind", bad_rows.BAD)

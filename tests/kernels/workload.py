@@ -19,9 +19,9 @@ ORDERS = (2.0, 5.5, 18.0)
 
 def _instruction_sets() -> list[str]:
     before = _C.instruction_set()
-    found = [one for one in ("scalar", "avx2", "avx512") if _C.use_instruction_set(one)]
+    sets = [isa for isa in ("scalar", "avx2", "avx512") if _C.use_instruction_set(isa)]
     _C.use_instruction_set(before)
-    return found
+    return sets
 
 
 ISAS = _instruction_sets()  # of this machine
@@ -41,16 +41,16 @@ class Inputs(NamedTuple):
 
     def position(self, b: int) -> Inputs:
         """Return the inputs of one position."""
-        one = slice(b, b + 1)
+        at = slice(b, b + 1)
         return Inputs(
-            self.private[:, one], self.public[one], self.noise[one], self.targets[one],
-            self.active[:, one].contiguous(),
+            self.private[:, at], self.public[at], self.noise[at], self.targets[at],
+            self.active[:, at].contiguous(),
         )  # fmt: skip
 
     def take(self, other: Inputs) -> None:
         """Copy the other's values into these tensors, whose addresses stay."""
-        for own, given in zip(self, other, strict=True):
-            own.copy_(given)
+        for tensor, value in zip(self, other, strict=True):
+            tensor.copy_(value)
 
 
 def make(
@@ -74,11 +74,11 @@ def project(x: Inputs, order: float = 18.0, radius: float = 3.6) -> Projection:
 
 def parts(*results: Any) -> tuple[Tensor, ...]:
     """Return all tensors of these results."""
-    found = [
-        [getattr(one, field.name) for field in fields(one)] if is_dataclass(one) else [one]
-        for one in results
+    groups = [
+        [getattr(item, field.name) for field in fields(item)] if is_dataclass(item) else [item]
+        for item in results
     ]
-    return tuple(part for one in found for part in one if isinstance(part, Tensor))
+    return tuple(part for group in groups for part in group if isinstance(part, Tensor))
 
 
 def _project(x: Inputs) -> tuple[Tensor, ...]:
@@ -107,8 +107,8 @@ def many_orders(x: Inputs) -> tuple[Tensor, ...]:
 def in_groups(models: int, positions: int, vocab: int) -> bool:
     """Tell whether the positions of :func:`many_orders` use the workspace in groups."""
     size = _C.cuda.leave_one_out_workspace
-    one, all_of_them, more = (size((models, b, vocab), 8) for b in (1, positions, 2 * positions))
-    return bool(one < all_of_them == more)
+    single, all_of_them, more = (size((models, b, vocab), 8) for b in (1, positions, 2 * positions))
+    return bool(single < all_of_them == more)
 
 
 def _mixture(x: Inputs) -> tuple[Tensor, ...]:
@@ -132,18 +132,18 @@ def _clip_project(x: Inputs) -> tuple[Tensor, ...]:
     """Run clip_project and all that takes its result: mixtures, and losses in double precision."""
     logits = x.private, x.public
     slots = len(x.private) + 2
-    found: list[Any] = [adapmixed_ext.clip_project(*logits, lower=0.5, upper=2.0)]
+    results: list[Any] = [adapmixed_ext.clip_project(*logits, lower=0.5, upper=2.0)]
     # Charges by moments, by powers of any order and by logarithms. One model does not fit its box.
     for lower, upper, orders in ((0.6, 1.65, ORDERS), (0.9, 9e5, (2.5,)), (0.0, 50.0, (64.0,))):
         clipping = adapmixed_ext.clip_project(
             *logits, lower=lower, upper=upper, orders=orders, num_models=slots, active=x.active
         )
-        found += [clipping, adapmixed_ext.mixture(*logits, clipping)]
-        found.append(adapmixed_ext.log_prob(*logits, clipping, x.targets))
-        found.append(
+        results += [clipping, adapmixed_ext.mixture(*logits, clipping)]
+        results.append(adapmixed_ext.log_prob(*logits, clipping, x.targets))
+        results.append(
             adapmixed_ext.leave_one_out(*logits, clipping, orders=orders, num_models=slots)
         )
-    return parts(*found)
+    return parts(*results)
 
 
 def _screen(x: Inputs) -> tuple[Tensor, ...]:
@@ -192,6 +192,6 @@ def everything(x: Inputs) -> tuple[Tensor, ...]:
     return tuple(result for name in NAMES for result in run(name, x))
 
 
-def same(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:
+def same(first: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:
     """Tell whether all bits agree."""
-    return all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(one, other, strict=True))
+    return all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(first, other, strict=True))

@@ -57,7 +57,7 @@ def test_emptied_and_exhausted_members_answer_alike_to_the_last_bit(
     emptied = private.clone()
     emptied[member] = public  # also what a missing member answers
     others = [i for i in range(models) if i != member]
-    found = []
+    runs = []
     for rows, make in (
         (private, partial(exhausted, mechanism, models, member)),
         (emptied, partial(Accountant, 1e-5, epsilon=50.0)),
@@ -70,16 +70,16 @@ def test_emptied_and_exhausted_members_answer_alike_to_the_last_bit(
             accountant.charge(ticket)
             answers.append(ticket.release())
         spent = accountant.spent[others]
-        found.append((answers, spent, ticket._distribution.probabilities()))
-    for answers, spent, probabilities in found[1:]:
-        assert (spent == found[0][1]).all() and (spent > 0).all()
-        assert torch.equal(probabilities, found[0][2])
-        for one, other in zip(answers, found[0][0], strict=True):
+        runs.append((answers, spent, ticket._distribution.probabilities()))
+    for answers, spent, probabilities in runs[1:]:
+        assert (spent == runs[0][1]).all() and (spent > 0).all()
+        assert torch.equal(probabilities, runs[0][2])
+        for answer, other in zip(answers, runs[0][0], strict=True):
             for field in ("tokens", "log_prob", "public"):
-                here, there = getattr(one, field), getattr(other, field)
+                here, there = getattr(answer, field), getattr(other, field)
                 assert here is there is None or torch.equal(here, there)
     whole = settled(mechanism.propose(private, public, rng=SeededRandom(3), **shape))._distribution
-    assert not torch.equal(whole.probabilities(), found[0][2])
+    assert not torch.equal(whole.probabilities(), runs[0][2])
 
 
 # Individual charges and budgets: the charged members contribute, each for itself.
@@ -94,7 +94,7 @@ def bounded(mechanism: Mechanism, amount: float) -> Accountant:
 @pytest.mark.parametrize(
     "mechanism",
     [ClippedLogPool(-1.0, 1.0), ClippedMixing(0.5, 2.0, order=4.0)],
-    ids=lambda one: one.name,
+    ids=lambda mechanism: mechanism.name,
 )
 def test_members_are_admitted_position_after_position(mechanism: Mechanism) -> None:
     """A batch is charged as its positions one after the other."""
@@ -106,14 +106,14 @@ def test_members_are_admitted_position_after_position(mechanism: Mechanism) -> N
     amount = float(individual(ticket).sum(1).max()) / 3
     together, one_by_one = bounded(mechanism, amount), bounded(mechanism, amount)
     together.charge(ticket)
-    found = []
+    separate = []
     for b in range(positions):
-        one = mechanism.propose(private[:, b : b + 1], public[b : b + 1], rng=SeededRandom(0))
-        one_by_one.charge(one)
-        found.append(one._distribution.probabilities())
+        single = mechanism.propose(private[:, b : b + 1], public[b : b + 1], rng=SeededRandom(0))
+        one_by_one.charge(single)
+        separate.append(single._distribution.probabilities())
     assert (together.spent == one_by_one.spent).all()
     assert (together.spent <= together.limit).all() and together.queries == positions
-    assert torch.equal(ticket._distribution.probabilities(), torch.cat(found))
+    assert torch.equal(ticket._distribution.probabilities(), torch.cat(separate))
     assert ticket._active is not None
     assert 0 < int(ticket._active.sum()) < ticket._active.numel()
 
@@ -146,18 +146,18 @@ def test_a_charge_does_not_depend_on_the_other_shards(
 
     def charges(here: Tensor) -> np.ndarray[Any, Any]:
         """Return proposed, paid and total charges after each answer, (answers, 3, N)."""
-        accountant, found = bounded(mechanism, amount), []
+        accountant, steps = bounded(mechanism, amount), []
         for t in range(answers):
             query = here[:, t : t + 1].contiguous(), public[t : t + 1]
             ticket = mechanism.propose(*query, rng=SeededRandom(0), top_k=top_k)
-            own, before = individual(ticket)[:, 0], accountant.spent if t else np.zeros(models)
+            due, before = individual(ticket)[:, 0], accountant.spent if t else np.zeros(models)
             accountant.charge(ticket)
             assert ticket._active is not None
-            paid = np.where(ticket._active[:, 0].numpy(), own, 0.0)
+            paid = np.where(ticket._active[:, 0].numpy(), due, 0.0)
             assert (accountant.spent == add_up(before, paid)).all()
-            found.append([own, paid, accountant.spent])
-        assert (found[-1][1] == 0).any() and (found[0][1] > 0).any()  # some retire
-        return np.array(found)
+            steps.append([due, paid, accountant.spent])
+        assert (steps[-1][1] == 0).any() and (steps[0][1] > 0).any()  # some retire
+        return np.array(steps)
 
     before = charges(private)
     for j in range(models):

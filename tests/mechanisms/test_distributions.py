@@ -60,21 +60,21 @@ def test_what_is_scored_what_is_sampled_and_what_is_charged_is_one_distribution(
     if masked:
         public[:, :2] = private[:, :, 1] = private[1, :, 2] = -math.inf
     proposal = settled(MECHANISMS[name].propose(private, public, rng=SeededRandom(5)))
-    found = log_probs(MECHANISMS[name], private, public, seed=5).exp()
+    scored = log_probs(MECHANISMS[name], private, public, seed=5).exp()
     sampled = proposal._distribution.probabilities()
-    torch.testing.assert_close(found, sampled, rtol=1e-13, atol=0.0)
-    torch.testing.assert_close(found.sum(1), torch.ones(12).double(), rtol=0.0, atol=1e-13)
+    torch.testing.assert_close(scored, sampled, rtol=1e-13, atol=0.0)
+    torch.testing.assert_close(scored.sum(1), torch.ones(12).double(), rtol=0.0, atol=1e-13)
     if masked:
-        assert not found[:, 1].any() and bool((found[:, 3:] > 0).all())
+        assert not scored[:, 1].any() and bool((scored[:, 3:] > 0).all())
         return
     if name in BASELINES:
         return
     if name in FORMULAS:
         expected = FORMULAS[name](private, public)
-        return torch.testing.assert_close(found, expected, rtol=1e-6, atol=0.0)
+        return torch.testing.assert_close(scored, expected, rtol=1e-6, atol=0.0)
     assert hasattr(proposal._proposed.projection, "weight"), f"FORMULAS needs that of {name}"
     expected = torch.from_numpy(mixtures(proposal).mean.astype(float))
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0.0)
+    torch.testing.assert_close(scored, expected, rtol=1e-12, atol=0.0)
 
 
 @every
@@ -114,17 +114,17 @@ def rows(seed: int) -> tuple[Tensor, Tensor]:
     return public + 3 * torch.randn(3, 1, 1503, generator=generator), public
 
 
-def drawn(found: NextToken) -> list[Any]:
+def drawn(token: NextToken) -> list[Any]:
     """Return the log of each token's probability; one of the tail is drawn after the tail."""
-    logits = found.rows.tail
-    columns = sampling_weights(found.probabilities(), found.rows.public)[0]
+    logits = token.rows.tail
+    columns = sampling_weights(token.probabilities(), token.rows.public)[0]
     within = sampling_weights(logits.double().softmax(-1), logits)[0]
-    assert min(one for one in columns[:-1] if one) >= 2**52  # as many bits as a double can have
-    one = 1074 * mpmath.log(2)
-    tail = mpmath.log(columns[-1]) - one
+    assert min(w for w in columns[:-1] if w) >= 2**52  # as many bits as a double can have
+    unit = 1074 * mpmath.log(2)
+    tail = mpmath.log(columns[-1]) - unit
     return [
-        mpmath.log(own) - one if own else tail + mpmath.log(share) - one
-        for own, share in zip(columns[:-1], within, strict=True)
+        mpmath.log(weight) - unit if weight else tail + mpmath.log(share) - unit
+        for weight, share in zip(columns[:-1], within, strict=True)
     ]
 
 
@@ -139,9 +139,9 @@ def exact_log_q(public: Tensor) -> list[Any]:
 def test_drawn_ratios_keep_to_the_bounds_at_every_token(name: str) -> None:
     mechanism, least, most = CASES[name]
     private, public = rows(1)
-    found = settled(mechanism.propose(private, public, rng=SeededRandom(0)))._distribution
+    token = settled(mechanism.propose(private, public, rng=SeededRandom(0)))._distribution
     tail = []
-    for log_p, log_q in zip(drawn(found), exact_log_q(public), strict=True):
+    for log_p, log_q in zip(drawn(token), exact_log_q(public), strict=True):
         # The tail's logit is float32, which moves its tokens by as much as half of its last bit.
         slack = 1e-9 if log_q >= LEAST_PUBLIC else 4e-6
         assert least - slack <= log_p - log_q <= most + slack
@@ -154,10 +154,10 @@ def test_drawn_ratios_keep_to_the_bounds_at_every_token(name: str) -> None:
 def test_an_evaluated_distribution_is_the_drawn_one(name: str) -> None:
     private, public = rows(3)
     targets = torch.arange(0, public.shape[1], 7)
-    found = settled(CASES[name][0].propose(private, public, rng=SeededRandom(0)))._distribution
-    exact = drawn(found)
+    token = settled(CASES[name][0].propose(private, public, rng=SeededRandom(0)))._distribution
+    exact = drawn(token)
     for target in targets.tolist():
-        stated = found.log_prob(torch.tensor([target])).item()
+        stated = token.log_prob(torch.tensor([target])).item()
         if stated > -707.0:
             assert stated == pytest.approx(float(exact[target]), abs=1e-9)
 
@@ -187,18 +187,18 @@ def proposed(mechanism: Mechanism, private: Tensor, public: Tensor, active: int 
     return mechanism.propose(private, public, rng=SeededRandom(0), active=active)
 
 
-def event_of(mechanism: Mechanism, *of: Any) -> Any:
+def event_of(mechanism: Mechanism, *inputs: Any) -> Any:
     """Return the event of answers; None if the public model may answer, or there are several."""
-    event, *more = (one for one in costs(proposed(mechanism, *of)) if one.queries)
+    event, *more = (cost for cost in costs(proposed(mechanism, *inputs)) if cost.queries)
     return None if more or getattr(mechanism, "screen", None) else event
 
 
 SOME = [(2.0, 0.05, ()), (6.0, 0.02, ()), (18.0, 0.2, ()), (6.0, 0.1, (1.5, 3.0, 18.0))]
 REALISED = [
-    *(AdaPMixED(*of, screen=None, loss_orders=orders, adjacency=adjacency)
-      for *of, orders in SOME for adjacency in ("add_remove", "zero_out")),
-    *(one for one in MECHANISMS.values()
-      if isinstance(event_of(one, *logits(1), None), LeaveOneOutLoss)),
+    *(AdaPMixED(*ball, screen=None, loss_orders=orders, adjacency=adjacency)
+      for *ball, orders in SOME for adjacency in ("add_remove", "zero_out")),
+    *(mechanism for mechanism in MECHANISMS.values()
+      if isinstance(event_of(mechanism, *logits(1), None), LeaveOneOutLoss)),
 ]  # fmt: skip
 
 
@@ -208,43 +208,43 @@ def test_realised_losses_of_every_order(mechanism: Mechanism, grid: str) -> None
     private, public, rows, k = everything(grid)
     event = event_of(mechanism, private, public, k)
     if isinstance(mechanism, AdaPMixED):
-        asked = mechanism.loss_orders or (mechanism.order,)
-        assert (event.adjacency, event.orders) == (mechanism.adjacency, asked)
+        orders = mechanism.loss_orders or (mechanism.order,)
+        assert (event.adjacency, event.orders) == (mechanism.adjacency, orders)
     here = log_probs(mechanism, private, public, active=k)
     for i, neighbour in enumerate(neighbours(private, public, event.adjacency, rows)):
         there = log_probs(mechanism, neighbour, public, active=k)
-        for one, charge in zip(event.orders, event.loss[i].T, strict=True):
+        for order, charge in zip(event.orders, event.loss[i].T, strict=True):
             # float64 resolves a divergence to about 1e-14 of its logarithms.
-            assert (both_ways(here, there, one).numpy() <= charge + 1e-13).all(), (grid, i)
+            assert (both_ways(here, there, order).numpy() <= charge + 1e-13).all(), (grid, i)
     assert event.loss.max() > 1e-3
 
 
-def stated(mechanism: Mechanism, *of: Any) -> Any:
+def stated(mechanism: Mechanism, *inputs: Any) -> Any:
     """Return the event of answers of a cost that is fixed in advance; None for other answers."""
-    event = event_of(mechanism, *of)
-    known = isinstance(event, RenyiBound | ClippedAnswer | BoundedRangeAnswer)
-    return event if known and not getattr(event, "published", False) else None
+    event = event_of(mechanism, *inputs)
+    fixed = isinstance(event, RenyiBound | ClippedAnswer | BoundedRangeAnswer)
+    return event if fixed and not getattr(event, "published", False) else None
 
 
 FIXED = [
-    *(one for name, one in MECHANISMS.items() if name not in BASELINES),
+    *(mechanism for name, mechanism in MECHANISMS.items() if name not in BASELINES),
     *(ClippedMixing(*box, queries=1) for box in BOXES),
     *(ClippedLogPool(*setting) for setting in POOLS),
-    *(FixedLoss(*of, screen=None) for of in [(6.0, 0.02), (2.0, 0.2)]),
+    *(FixedLoss(*ball, screen=None) for ball in [(6.0, 0.02), (2.0, 0.2)]),
     PMixED(8.0, 1e-5, 100, 6.0),
 ]
-EVENTS = [(one, stated(one, *logits(1), None)) for one in FIXED]
+EVENTS = [(mechanism, stated(mechanism, *logits(1), None)) for mechanism in FIXED]
 QUESTIONS = [
-    pytest.param(one, way, id=f"{one.name}-{at}-{way}")
-    for at, (one, event) in enumerate(EVENTS)
+    pytest.param(mechanism, way, id=f"{mechanism.name}-{at}-{way}")
+    for at, (mechanism, event) in enumerate(EVENTS)
     for way in ("zero_out", "replace_one")
     if event and way in (getattr(event, "adjacency", way), "zero_out")
 ]
 
 
 def test_every_planned_mechanism_is_enumerated() -> None:
-    known = {one.values[0].name for one in QUESTIONS}
-    assert known >= {one.name for one in FIXED if one.planned_queries} - {"pmixed-published"}
+    names = {question.values[0].name for question in QUESTIONS}
+    assert names >= {m.name for m in FIXED if m.planned_queries} - {"pmixed-published"}
 
 
 SLACK = {RenyiBound: 1e-13, BoundedRangeAnswer: 1e-14, ClippedAnswer: 1e-12}
@@ -274,12 +274,12 @@ def test_a_fixed_cost(grid: str, missing: int, mechanism: Mechanism, adjacency: 
     private = torch.cat([present, absent])
     event = stated(mechanism, private, public, k)
     here = log_probs(mechanism, private, public, active=k)
-    found = []
+    pairs = []
     for neighbour in neighbours(present, public, adjacency, rows):
         there = log_probs(mechanism, torch.cat([neighbour, absent]), public, active=k)
-        found += both(event, here, there, adjacency)
-    assert all(true <= most + SLACK[type(event)] for true, most in found)
-    assert max(true for true, _ in found) >= 0.05 * max(most for _, most in found)
+        pairs += both(event, here, there, adjacency)
+    assert all(true <= most + SLACK[type(event)] for true, most in pairs)
+    assert max(true for true, _ in pairs) >= 0.05 * max(most for _, most in pairs)
 
 
 @every_grid

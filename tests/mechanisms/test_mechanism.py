@@ -60,7 +60,7 @@ def charged(ticket: Ticket) -> Answer:
 
 
 def test_every_mechanism_is_tested() -> None:
-    assert {one.name for one in MECHANISMS.values()} >= {*kinds()}
+    assert {mechanism.name for mechanism in MECHANISMS.values()} >= {*kinds()}
 
 
 @every
@@ -167,11 +167,11 @@ def test_rows_are_independent(name: str) -> None:
     for b in range(7):
         rng = SeededRandom(5)
         rng.skip_to(b if propose(name, rng=CountingRandom(5))._rng.draws else 0)
-        alone = settled(MECHANISMS[name].propose(private[:, b : b + 1], public[b : b + 1], rng=rng))
-        mine, theirs = alone._distribution, together._distribution
+        row = settled(MECHANISMS[name].propose(private[:, b : b + 1], public[b : b + 1], rng=rng))
+        mine, theirs = row._distribution, together._distribution
         assert torch.equal(mine.probabilities()[0], theirs.probabilities()[b])
-        for of in ("charges", "losses"):
-            here, there = getattr(mine, of), getattr(theirs, of)
+        for cost in ("charges", "losses"):
+            here, there = getattr(mine, cost), getattr(theirs, cost)
             assert here is None or torch.equal(here[:, 0], there[:, b])
 
 
@@ -208,8 +208,8 @@ def test_logits_changed_after_proposing_have_no_effect(name: str, shape: dict[st
     together = torch.stack([*private, public])  # in one memory
     for rows in ((private, public), (together[:-1], together[-1])):
         ticket = mechanism.propose(*rows, rng=SeededRandom(0), **settings)
-        for one in rows:
-            one.mul_(-3.0)
+        for tensor in rows:
+            tensor.mul_(-3.0)
         assert torch.equal(charged(ticket).log_prob, expected)
 
 
@@ -239,11 +239,11 @@ def test_threads_can_neither_charge_nor_draw_twice() -> None:
                 return False, None
 
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(attempt, (None, *accountants, None)))
+            answers = list(pool.map(attempt, (None, *accountants, None)))
         tokens = ticket.release().tokens
-        assert [one[0] for one in found[1:3]].count(True) == 1 and rng.draws == 1
-        assert all(one is None or one is tokens for _, one in found)
-        assert sorted(one.queries for one in accountants) == [0, 12]
+        assert [answer[0] for answer in answers[1:3]].count(True) == 1 and rng.draws == 1
+        assert all(drawn is None or drawn is tokens for _, drawn in answers)
+        assert sorted(accountant.queries for accountant in accountants) == [0, 12]
 
 
 # Queries charged before their rows exist: as many are released as were charged, of one kind.
@@ -260,9 +260,9 @@ def proposed(
 
 
 def prepaid(queries: int, origin: Origin = KNOWN) -> Allowance:
-    found = Allowance(POOL, MODELS, origin)
-    found.add(queries)
-    return found
+    allowance = Allowance(POOL, MODELS, origin)
+    allowance.add(queries)
+    return allowance
 
 
 def test_a_charge_ahead_costs_what_its_answers_would(tmp_path: Path) -> None:
@@ -297,10 +297,10 @@ def test_what_has_no_cost_in_advance_is_refused() -> None:
         (plain, {"queries": 0}, "queries"),
     ):
         before = accountant.state()
-        given: Any = {"mechanism": POOL, "num_models": MODELS, "queries": 1} | changes
-        queries = given.pop("queries")
+        arguments: Any = {"mechanism": POOL, "num_models": MODELS, "queries": 1} | changes
+        queries = arguments.pop("queries")
         with pytest.raises(ValueError, match=f"{words} must be"):
-            accountant.charge_ahead(Allowance(**given), queries)
+            accountant.charge_ahead(Allowance(**arguments), queries)
         assert accountant.state() == before
 
 

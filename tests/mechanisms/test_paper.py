@@ -79,8 +79,8 @@ def test_algorithm_1_line_by_line() -> None:
     proposal = propose(mechanism, private, public)
     assert torch.equal(answered_from_q(proposal), ~passed)
     # The weight is the optimum up to 1e-5, from below.
-    found = log_probs(mechanism, private, public, seed=SEED)
-    torch.testing.assert_close(found, steps.p.log(), rtol=0.0, atol=3e-5)
+    scored = log_probs(mechanism, private, public, seed=SEED)
+    torch.testing.assert_close(scored, steps.p.log(), rtol=0.0, atol=3e-5)
     screening, loss, public_answers = costs(proposal)
     assert screening == GaussianScreening(MODELS, POSITIONS, 0.7, 0.06)
     assert public_answers == PublicAnswer(POSITIONS - int(passed.sum()))
@@ -104,8 +104,8 @@ def test_screened_out_queries_are_answered_from_the_public_model_exactly() -> No
     assert torch.equal(here, there)
     tokens = []
     for rows in (private, others, private[:1]):
-        found = log_probs(mechanism, rows, public, seed=SEED)
-        torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-14)
+        scored = log_probs(mechanism, rows, public, seed=SEED)
+        torch.testing.assert_close(scored, expected, rtol=0.0, atol=1e-14)
         proposal = propose(mechanism, rows, public)
         assert bool(answered_from_q(proposal).all())
         screening, loss, answered = costs(proposal)
@@ -133,8 +133,8 @@ def test_public_screening_is_the_noised_test_on_the_public_model_and_costs_nothi
     private, public = ensemble()
     settings = SETTINGS | dict(sigma=0.1)
     mechanism = AdaPMixED(**(settings | dict(screen="public")))
-    alone = by_hand(public.expand(1, POSITIONS, VOCAB), public, SEED, sigma=0.1)
-    decisions = (~alone.passed).tolist()
+    steps = by_hand(public.expand(1, POSITIONS, VOCAB), public, SEED, sigma=0.1)
+    decisions = (~steps.passed).tolist()
     assert 5 < sum(decisions) < POSITIONS - 5
     # The private models move the noisy test on these inputs, and cannot move the public one.
     noisy = answered_from_q(propose(AdaPMixED(**settings), private, public))
@@ -156,9 +156,9 @@ def test_noise_is_added_to_probabilities_among_all_tokens() -> None:
     speaking += q.gather(1, active).logsumexp(-1, keepdim=True)
     rows = q.expand(MODELS, -1, -1).scatter(2, active.expand(MODELS, -1, -1), speaking)
     mechanism = AdaPMixED(**SETTINGS)
-    found = mechanism.propose(private, public, rng=SeededRandom(SEED), active=4)
+    noisy = mechanism.propose(private, public, rng=SeededRandom(SEED), active=4)
     expected = answered_from_q(propose(mechanism, rows.float(), q.float()))
-    assert torch.equal(answered_from_q(found), expected) and 5 < int(expected.sum()) < POSITIONS - 5
+    assert torch.equal(answered_from_q(noisy), expected) and 5 < int(expected.sum()) < POSITIONS - 5
 
 
 # The paper's table: order, beta, sigma, lambda, threshold, top-k (N is the ensemble's).

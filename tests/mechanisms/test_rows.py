@@ -50,18 +50,18 @@ def by_definition(
     private: Tensor, public: Tensor, active: int, temperature: float = 1.0, top_k: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return log p_i' over all V tokens and log q, (N, B, V) and (B, V) float64."""
-    found, q = private.double() / temperature, public.double() / temperature
+    log_p, q = private.double() / temperature, public.double() / temperature
     for b in range(len(public)):
         order = sorted(range(public.shape[1]), key=lambda y, b=b: (-float(public[b, y]), y))
         q[b, order[top_k or len(order) :]] = -math.inf
         q[b] = q[b].log_softmax(0)
         inside = [y for y in order[:active] if q[b, y] >= LEAST_PUBLIC]
-        for row in found[:, b]:
+        for row in log_p[:, b]:
             speaking = row[inside]
             row.copy_(q[b])
             if speaking.amax() > -math.inf:
                 row[inside] = speaking.log_softmax(0) + q[b, inside].logsumexp(0)
-    return found, q
+    return log_p, q
 
 
 SHAPED: list[dict[str, Any]] = [
@@ -75,24 +75,24 @@ SHORT = [(SHAPED[-1], dtype) for dtype in (torch.bfloat16, torch.float16)]
 @pytest.mark.parametrize(
     ("shape", "dtype"), [*((shape, torch.float32) for shape in SHAPED), *SHORT], ids=str
 )
-@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda one: one.name)
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda mechanism: mechanism.name)
 def test_answers_are_those_of_rows_by_definition(
     mechanism: Mechanism, shape: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    private, public = (one.to(dtype) for one in logits())
+    private, public = (tensor.to(dtype) for tensor in logits())
     private[0, 0] = -math.inf  # a member that speaks about the tail alone
     private[0, 0, public[0].argmin()] = 0.0
     if shape in ({"active": 9}, {"active": None}):
         private = private[1:]
     expected, q = by_definition(private, public, **shape | {"active": shape["active"] or 9})
-    found = log_probs(mechanism, private, public, **shape)
+    here = log_probs(mechanism, private, public, **shape)
     there = log_probs(mechanism, expected.float(), q.float())
-    assert torch.allclose(found, there, rtol=0, atol=1e-5)
-    assert torch.equal(found.isneginf(), q.isneginf())
-    assert torch.allclose(found.exp().sum(-1), torch.ones(4).double(), rtol=0, atol=1e-6)
+    assert torch.allclose(here, there, rtol=0, atol=1e-5)
+    assert torch.equal(here.isneginf(), q.isneginf())
+    assert torch.allclose(here.exp().sum(-1), torch.ones(4).double(), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda one: one.name)
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda mechanism: mechanism.name)
 def test_all_tokens_are_the_published_method_to_the_last_bit(mechanism: Mechanism) -> None:
     private, public = logits()
     rows = shaped(private, public, active=9)
@@ -102,15 +102,15 @@ def test_all_tokens_are_the_published_method_to_the_last_bit(mechanism: Mechanis
     )
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS[:5], ids=lambda one: one.name)
+@pytest.mark.parametrize("mechanism", MECHANISMS[:5], ids=lambda mechanism: mechanism.name)
 def test_tokens_below_the_floor_keep_their_public_probability(mechanism: Mechanism) -> None:
     quiet = LOUD.clone()
     quiet[..., 3:] = PUBLIC[..., 3:]
     for active in (None, 4):
-        found = log_probs(mechanism, LOUD, PUBLIC, active=active)
+        here = log_probs(mechanism, LOUD, PUBLIC, active=active)
         there = log_probs(mechanism, quiet, PUBLIC, active=active)
-        assert torch.allclose(found, there, rtol=0, atol=1e-6)
-        assert float(found[0, 4]) == -math.inf and abs(float(found[0, 3]) + 73.3) < 1.5
+        assert torch.allclose(here, there, rtol=0, atol=1e-6)
+        assert float(here[0, 4]) == -math.inf and abs(float(here[0, 3]) + 73.3) < 1.5
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_emptied_and_silent_members_are_the_public_row_to_the_last_bit(
     rows = shaped(private, public, **shape).with_tail()
     assert rows.private.dtype == torch.float32 and rows.tail is not None
     assert torch.equal(rows.private[0], rows.public) and torch.equal(rows.private[1], rows.public)
-    sums = [one.double().logsumexp(-1) for one in (rows.private, rows.public)]
+    sums = [tensor.double().logsumexp(-1) for tensor in (rows.private, rows.public)]
     assert rows.lse_differences is not None and not rows.lse_differences[:2].any()
     torch.testing.assert_close(rows.lse_differences, sums[0] - sums[1], rtol=0.0, atol=2e-5)
     assert not torch.equal(rows.private[2], rows.public)
@@ -147,10 +147,10 @@ def test_the_active_tokens_are_the_likeliest_and_of_ties_the_smaller() -> None:
     public[5] = torch.where(public[5] < 0, -0.0, public[5])
     public[3, 4:] = -math.inf  # fewer tokens than K
     for count in (1, 2, 7, 49, 50):
-        found = likeliest(public, count)
+        top = likeliest(public, count)
         for b, row in enumerate(public.tolist()):
             order = sorted(range(50), key=lambda y, row=row: (-row[y], y))
-            assert found[b].tolist() == sorted(order[:count])
+            assert top[b].tolist() == sorted(order[:count])
             assert likeliest(public[b : b + 1], count, by_rank=True).tolist() == [order[:count]]
 
 
@@ -167,8 +167,8 @@ def test_a_row_does_not_depend_on_others() -> None:
         other = shaped(others, public, active=8).answerable().with_tail()
         assert torch.equal(whole.private[[0, 2]], other.private[[0, 2]])
     for b in range(len(public)):
-        alone = shaped(private[:, b : b + 1], public[b : b + 1], active=8).with_tail()
-        assert torch.equal(alone.private[:, 0], whole.private[:, b])
+        single = shaped(private[:, b : b + 1], public[b : b + 1], active=8).with_tail()
+        assert torch.equal(single.private[:, 0], whole.private[:, b])
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.5])
@@ -213,16 +213,16 @@ def test_the_tail_is_no_token() -> None:
     private[:, 0, 8] += 9.0
     private[:, 0, 0] += 9.0
     unsure = [ClippedMixing(0.5, 2.0, public_confidence=x) for x in (0.02, 0.03)]
-    for one, asked in zip(unsure, (False, True), strict=True):
-        rows = one.propose(private, public, rng=SeededRandom(0), active=4)
-        assert bool(rows._proposed.public) is not asked
+    for mechanism, speaking in zip(unsure, (False, True), strict=True):
+        rows = mechanism.propose(private, public, rng=SeededRandom(0), active=4)
+        assert bool(rows._proposed.public) is not speaking
     pool = distribution(UnprotectedPool(), private, public, active=4)
     assert pool.likeliest().tolist() == [0]
     near = AdaPMixED(2.0, 0.5, screen_weight=1.0, sigma=1e-6, threshold=1.0)
     same = public.repeat(2, 1, 1)
     for rows, passed in ((private, False), (same, True)):
-        found = near.propose(rows, public, rng=SeededRandom(0), active=4)
-        assert bool(found._proposed.public) is not passed
+        ticket = near.propose(rows, public, rng=SeededRandom(0), active=4)
+        assert bool(ticket._proposed.public) is not passed
 
 
 # Temperature and top-k before projection
@@ -267,11 +267,11 @@ def test_rows_that_are_no_logits_raise_shaped_or_not(bad: float, shape: dict[str
     for member in (None, 1):
         private, public = rows()
         (public if member is None else private[member])[0, public[0].argmax()] = bad
-        for given in ({}, shape):
+        for options in ({}, shape):
             with pytest.raises(
                 ValueError, match=r"contains (NaN|\+inf); logits must be finite or -inf"
             ):
-                Unprotected().propose(private, public, rng=SeededRandom(0), **given)
+                Unprotected().propose(private, public, rng=SeededRandom(0), **options)
     nothing = torch.full_like(rows()[1], -math.inf)
     with pytest.raises(ValueError, match="no finite"):
         PublicOnly().propose(rows()[0], nothing, rng=SeededRandom(0), **shape)
@@ -291,14 +291,14 @@ def test_no_private_row_raises_once_rows_are_answerable(
         odd[member].scatter_(-1, best, value)
     odd[3] = -math.inf
     odd[4] += 1e7 if dtype == torch.float32 else 6e4
-    found = shaped(odd, public, **shape).answerable()
+    answerable = shaped(odd, public, **shape).answerable()
     for member in (0, 1, 3):
-        assert torch.equal(found.private[member], found.public)
+        assert torch.equal(answerable.private[member], answerable.public)
     exact = shaped(private[1:2], public, **shape).private[0]  # the same row before it was moved
     if dtype == torch.float32:
-        moved = found.private[4] - found.private[4].amax(-1, keepdim=True)
+        moved = answerable.private[4] - answerable.private[4].amax(-1, keepdim=True)
         assert torch.allclose(moved, exact - exact.amax(-1, keepdim=True), atol=2.0)
-    proposal = inner.propose_rows(found, rng=SeededRandom(0))
+    proposal = inner.propose_rows(answerable, rng=SeededRandom(0))
     tokens = uncharged(proposal).tokens
     assert tokens is not None and len(tokens) == 4
 

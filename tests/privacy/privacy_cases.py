@@ -107,11 +107,11 @@ def offer(
     models: int = 5,
 ) -> Any:
     """Return a ticket of these costs, or under budgets of these charges of the members."""
-    own = None if charges is None else torch.tensor(np.array(charges, dtype=np.float64))
-    proposed: Any = SimpleNamespace(events=tuple(events), charges=own)
-    asked = mechanism or (AdaPMixED(18.0, 0.2) if own is None else POOLED)
-    num_models = models if own is None else len(own)
-    return Ticket(asked, num_models, proposed, None, SecureRandom(), Origin(ensemble, ()))
+    tensor = None if charges is None else torch.tensor(np.array(charges, dtype=np.float64))
+    proposed: Any = SimpleNamespace(events=tuple(events), charges=tensor)
+    chosen = mechanism or (AdaPMixED(18.0, 0.2) if tensor is None else POOLED)
+    num_models = models if tensor is None else len(tensor)
+    return Ticket(chosen, num_models, proposed, None, SecureRandom(), Origin(ensemble, ()))
 
 
 def answer(number: int, models: int = 5) -> list[Event]:
@@ -128,9 +128,9 @@ def charged(count: int, models: int = 5, path: Path | None = None) -> Accountant
     return accountant
 
 
-def state(one: Accountant | Account) -> str:
+def state(account: Accountant | Account) -> str:
     """Return everything that was charged, to the bit."""
-    return canonical(to_json(one._account if isinstance(one, Accountant) else one))
+    return canonical(to_json(account._account if isinstance(account, Accountant) else account))
 
 
 def copy(path: Path, to: Path, *, shm: bool = False) -> Path:

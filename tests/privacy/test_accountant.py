@@ -88,8 +88,8 @@ def test_totals_are_upper_bounds_of_the_losses():
         accountant.add(event)
         for model, row in enumerate(event.loss[:, :, 0].tolist()):
             exact[model] += sum(map(Fraction, row))
-    found = accountant.breakdown()["mixing"]
-    assert Fraction(found) >= max(exact) and found <= float(max(exact)) * (1 + 1e-11)
+    mixing = accountant.breakdown()["mixing"]
+    assert Fraction(mixing) >= max(exact) and mixing <= float(max(exact)) * (1 + 1e-11)
 
 
 def test_every_part_of_a_total_is_rounded_up():
@@ -239,12 +239,12 @@ def test_mechanisms_do_not_mix_in_any_sequence(first, second):
 
 
 def test_no_answer_is_free_but_public_ones():
-    given = [*FAMILIES.values(), UnprotectedAnswer(1), PublicAnswer(1)]
+    events = [*FAMILIES.values(), UnprotectedAnswer(1), PublicAnswer(1)]
     free = {Caveat, Binding, IndividualCharge}  # the last needs a budget
-    assert {type(one) for one in given} >= {*Event.__subclasses__()} - free
-    for event in given:
-        found = added(event).guarantee()
-        assert (found.kind == "public") == (found.epsilon == 0) == isinstance(event, PublicAnswer)
+    assert {type(each) for each in events} >= {*Event.__subclasses__()} - free
+    for event in events:
+        stated = added(event).guarantee()
+        assert (stated.kind == "public") == (stated.epsilon == 0) == isinstance(event, PublicAnswer)
 
 
 PLANS = {
@@ -258,10 +258,10 @@ PLANS = {
 @pytest.mark.parametrize("name", PLANS)
 def test_the_first_answer_charges_the_whole_plan_which_is_not_exceeded(name, tmp_path):
     """Also after the ledger was opened again."""
-    one, unplanned, method = PLANS[name]
+    planned, unplanned, method = PLANS[name]
     path = tmp_path / "ledger.db"
     with Accountant(DELTA, path=path) as accountant:
-        first = accountant.add(one).guarantee()
+        first = accountant.add(planned).guarantee()
         assert (first.kind, first.budget, first.queries, first.method) == ("fixed", 10, 1, method)
         assert "Up to 10 answered queries are" in str(first)
         if unplanned is not None:
@@ -269,28 +269,28 @@ def test_the_first_answer_charges_the_whole_plan_which_is_not_exceeded(name, tmp
             assert first.epsilon == whole.epsilon and whole.budget is None
             assert "if the number of queries and the settings of each were fixed" in str(whole)
     with Accountant(DELTA, path=path) as accountant:
-        accountant.add([*[one] * 9, PublicAnswer(3)])
+        accountant.add([*[planned] * 9, PublicAnswer(3)])
         mixed = accountant.guarantee()
         assert "Up to 10 answered queries, not counting 3 from public" in str(mixed)
         assert (mixed.epsilon, mixed.queries, mixed.public_queries) == (first.epsilon, 13, 3)
         charges = accountant.charges
         with pytest.raises(BudgetSpentError, match="queries must stay within the 10 .* got 11"):
-            accountant.add(one)
+            accountant.add(planned)
         assert accountant.queries == 13 and accountant.charges == charges
     if unplanned is not None:
-        beside = added(one, unplanned(1)).guarantee()
+        beside = added(planned, unplanned(1)).guarantee()
         assert beside.budget is None and beside.epsilon > first.epsilon
 
 
-@pytest.mark.parametrize("one", [bound(queries=10), clipped(), pooled(100)])
-def test_every_question_is_answered(one):
-    accountant, asked = added(one), added(one, adjacency="replace_one")
-    found = {way: accountant.guarantee(way) for way in QUESTIONS}
-    assert found["zero_out"].epsilon < found["replace_one"].epsilon
-    assert {way: one.adjacency for way, one in found.items()} == {way: way for way in QUESTIONS}
-    assert asked.guarantee() == found["replace_one"]
-    assert asked.guarantee("zero_out") == found["zero_out"]
-    assert asked.breakdown()["total"] == asked.get_epsilon(DELTA) == found["replace_one"].epsilon
+@pytest.mark.parametrize("event", [bound(queries=10), clipped(), pooled(100)])
+def test_every_question_is_answered(event):
+    accountant, other = added(event), added(event, adjacency="replace_one")
+    stated = {way: accountant.guarantee(way) for way in QUESTIONS}
+    assert stated["zero_out"].epsilon < stated["replace_one"].epsilon
+    assert {way: g.adjacency for way, g in stated.items()} == {way: way for way in QUESTIONS}
+    assert other.guarantee() == stated["replace_one"]
+    assert other.guarantee("zero_out") == stated["zero_out"]
+    assert other.breakdown()["total"] == other.get_epsilon(DELTA) == stated["replace_one"].epsilon
     for question in ("add_remove", "remove"):
         with pytest.raises(ValueError, match="adjacency must be one of"):
             accountant.guarantee(question)
@@ -298,10 +298,10 @@ def test_every_question_is_answered(one):
 
 def test_a_fixed_loss_passes_to_a_replaced_shard_through_the_emptied_one():
     accountant = added(bound(queries=10), GaussianScreening(5, 10, 0.1, 1.0))
-    found, parts = accountant.guarantee("replace_one"), accountant.breakdown()
+    guarantee, parts = accountant.guarantee("replace_one"), accountant.breakdown()
     spent = parts["mixing"] + parts["screening"]
-    assert found.epsilon == pytest.approx(replace_one_epsilon(3.0, spent, DELTA), rel=1e-12)
-    assert found.epsilon > 2 * accountant.guarantee().epsilon
+    assert guarantee.epsilon == pytest.approx(replace_one_epsilon(3.0, spent, DELTA), rel=1e-12)
+    assert guarantee.epsilon > 2 * accountant.guarantee().epsilon
 
 
 def test_a_box_is_composed_as_its_pair():
@@ -313,8 +313,8 @@ def test_a_box_is_composed_as_its_pair():
 @pytest.mark.parametrize(("way", "factor"), [("zero_out", 1), ("replace_one", 4)])
 def test_the_log_pool_is_composed_by_its_range(way, factor):
     rho = (2 * 0.75 / 20) ** 2 / 8
-    found = bounded_range_rho(2.0, -0.25, 0.5, 20, way)
-    assert factor * rho < found <= factor * rho * (1 + 3 * RANGE_ERROR)
+    cost = bounded_range_rho(2.0, -0.25, 0.5, 20, way)
+    assert factor * rho < cost <= factor * rho * (1 + 3 * RANGE_ERROR)
     accountant = added(pooled(300), pooled(700), adjacency=way)
     guarantee, parts = accountant.guarantee(), accountant.breakdown()
     exact = theorem_epsilon(1000 * factor * rho, factor * rho, DELTA)
@@ -342,10 +342,10 @@ def test_several_orders_split_delta():
         assert guarantee.order in orders and guarantee.orders == orders
     for count in (1, 2, 3, 7, 10, 32):  # the shares of δ add up to no more
         orders = tuple(2.0 + k for k in range(count))
-        found = added(losses(np.zeros((3, 0, count)), orders)).guarantee()
+        guarantee = added(losses(np.zeros((3, 0, count)), orders)).guarantee()
         share = DELTA if count == 1 else math.nextafter(DELTA / count, 0.0)
         assert count * Fraction(share) <= Fraction(DELTA)
-        assert found.epsilon == c_alpha(orders[-1], share) and found.order == orders[-1]
+        assert guarantee.epsilon == c_alpha(orders[-1], share) and guarantee.order == orders[-1]
 
 
 def test_a_state_of_something_else_is_refused():
@@ -390,9 +390,9 @@ def test_a_budget_is_the_largest_for_its_epsilon(epsilon, order, largest, adjace
     if largest is not None:
         plain = ShardBudget.for_epsilon(epsilon, DELTA, None, adjacency)
         assert budget.amount > 1.05 * plain.amount
-        for found, factor in ((once, 1), (replaced, 4)):
+        for stated, factor in ((once, 1), (replaced, 4)):
             exact = theorem_epsilon(factor * budget.amount, factor * largest, DELTA)
-            assert exact <= found <= exact * (1 + 1e-9)
+            assert exact <= stated <= exact * (1 + 1e-9)
     elif order is None:
         assert once == zcdp_to_dp(budget.amount, DELTA)
         assert replaced == pytest.approx(zcdp_to_dp(4 * budget.amount, DELTA), rel=1e-12)
@@ -408,9 +408,9 @@ def test_a_budget_is_the_largest_for_its_epsilon(epsilon, order, largest, adjace
 def test_an_accountant_states_the_budget_and_keeps_it(mechanism, adjacency):
     accountant = Accountant(DELTA, epsilon=12.0, adjacency=adjacency)
     for name in ("spent", "limit"):
-        for one in (accountant, Accountant(DELTA)):
+        for early in (accountant, Accountant(DELTA)):
             with pytest.raises(ValueError, match="spent and limit need an accountant with epsi"):
-                getattr(one, name)
+                getattr(early, name)
     accountant.bind(mechanism, 3)
     largest = mechanism.largest_charge(3)
     budget = ShardBudget.for_epsilon(12.0, DELTA, mechanism.charge_order, adjacency, largest)
@@ -428,9 +428,9 @@ def test_an_accountant_states_the_budget_and_keeps_it(mechanism, adjacency):
         assert accountant.state() == before
     part = min(0.4 * budget.amount, largest or math.inf)
     for _ in range(int(budget.amount // part)):
-        one = offer(charges=np.full((3, 1), part), mechanism=mechanism)
-        accountant.charge(one)
-        assert one._members.all() and (accountant.spent <= budget.amount).all()
+        ticket = offer(charges=np.full((3, 1), part), mechanism=mechanism)
+        accountant.charge(ticket)
+        assert ticket._members.all() and (accountant.spent <= budget.amount).all()
     assert accountant.spent[0] > 2 * part * (1 - 1e-9)
     for charges in ([[part]] * 3, [[math.nan]] * 3, [[math.inf]] * 3):
         late = offer(charges=charges, mechanism=mechanism)
@@ -467,8 +467,8 @@ def test_events_alone_are_kept_within_the_budget():
 @pytest.mark.parametrize("event", [*FAMILIES.values(), UnprotectedAnswer(1)])
 def test_under_a_budget_every_cost_is_one_members_own(event):
     accountant = Accountant(DELTA, epsilon=2.0)
-    own = IndividualCharge(None, np.zeros((20, 1)))
-    for events in ([event, own], [own, event]):
+    charge = IndividualCharge(None, np.zeros((20, 1)))
+    for events in ([event, charge], [charge, event]):
         with pytest.raises(ValueError, match="must be IndividualCharge under a budget of every"):
             accountant.add(events)
     assert accountant.add(PublicAnswer(2)).guarantee().queries == 2
@@ -575,25 +575,25 @@ def test_an_accountant_is_bound_to_one_mechanism_ensemble_and_n(tmp_path: Path) 
     accountant = Accountant(DELTA, path=path)
     for same in (BOX.upper, np.float64(BOX.upper), int(BOX.upper)):  # numbers of another type
         accountant.bind(replace(BOX, upper=same), 3, Origin("these members", (), 7))
-    known = Origin("these members", active_tokens=7)  # caveats do not bind
+    origin = Origin("these members", active_tokens=7)  # caveats do not bind
     others = POOL, replace(BOX, queries=11), replace(BOX, upper=BOX.upper + 1)
-    wrong: list[Any] = [(BOX, 3, replace(known, ensemble=other)) for other in ("others", None)]
-    wrong += [(one, 3, known) for one in others]
-    wrong += [(BOX, 4, known), (BOX, 3, replace(known, active_tokens=8))]
+    wrong: list[Any] = [(BOX, 3, replace(origin, ensemble=other)) for other in ("others", None)]
+    wrong += [(other, 3, origin) for other in others]
+    wrong += [(BOX, 4, origin), (BOX, 3, replace(origin, active_tokens=8))]
 
-    def refuses(one: Accountant) -> None:
-        before = one.state()
-        for of in wrong:
+    def refuses(opened: Accountant) -> None:
+        before = opened.state()
+        for binding in wrong:
             with pytest.raises(ValueError, match="charged for what it is bound to") as caught:
-                one.bind(*of)
+                opened.bind(*binding)
             assert "these members" not in str(caught.value)  # a digest of the members
-            assert (of in wrong[:2]) == ("got another ensemble" in str(caught.value))
+            assert (binding in wrong[:2]) == ("got another ensemble" in str(caught.value))
         with pytest.raises(ValueError, match="accountant must be charged for what it is bound to"):
-            one.charge(proposed(BOX))
+            opened.charge(proposed(BOX))
         with pytest.raises(ValueError, match="must not be bound to a mechanism to take events"):
-            one.add(PublicAnswer(1))
-        one.bind(BOX, 3, known)
-        assert one.state() == before
+            opened.add(PublicAnswer(1))
+        opened.bind(BOX, 3, origin)
+        assert opened.state() == before
 
     refuses(accountant)
     refuses(Accountant.from_state(accountant.state()))

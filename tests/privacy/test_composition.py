@@ -56,10 +56,10 @@ def composed_delta(pair, queries, epsilon):
 def test_against_enumeration(lower, upper, num_models, queries, adjacency):
     pair = clipped_mixing_pair(lower, upper, num_models, adjacency)
     for delta in (1e-2, 1e-5):
-        for one in (pair, pair.exchanged()):
-            found = composed_epsilon(one, queries, delta, points=2**14)
-            assert composed_delta(pair, queries, found) <= delta
-            below = found - 0.002 * pair.largest_loss()
+        for side in (pair, pair.exchanged()):
+            epsilon = composed_epsilon(side, queries, delta, points=2**14)
+            assert composed_delta(pair, queries, epsilon) <= delta
+            below = epsilon - 0.002 * pair.largest_loss()
             assert below <= 0 or composed_delta(pair, queries, below) > delta
 
 
@@ -67,9 +67,9 @@ def test_infinite_ratios():
     pair = clipped_mixing_pair(0.0, 2.0, 50, "zero_out")
     for queries in (1, 3):
         assert composed_epsilon(pair, queries, DELTA) == math.inf
-        found = composed_epsilon(pair, queries, 0.1, points=2**14)
-        assert composed_delta(pair, queries, found) <= 0.1
-        assert found < 1e-12 or composed_delta(pair, queries, found * (1 - 1e-3)) > 0.1
+        epsilon = composed_epsilon(pair, queries, 0.1, points=2**14)
+        assert composed_delta(pair, queries, epsilon) <= 0.1
+        assert epsilon < 1e-12 or composed_delta(pair, queries, epsilon * (1 - 1e-3)) > 0.1
     assert composed_epsilon(DominatingPair(((1.0, 0.0), (0.0, 1.0))), 1, 0.5) == math.inf
     # Every finite loss is 0: rounding alone costs.
     assert 0 < clipped_mixing_epsilon(0.0, 1.5, 65_536, 100, 0.1, "replace_one") < 1e-8
@@ -101,11 +101,11 @@ def test_any_delta():
     """If FFT noise is not small against δ, the result is the bound in closed form."""
     pair, queries = clipped_mixing_pair(0.7, 1.5, 100, "zero_out"), 10_000
     deltas = [10.0**-k for k in range(2, 16, 3)]
-    found = [composed_epsilon(pair, queries, delta, points=2**16) for delta in deltas]
-    assert found == sorted(found) and math.isfinite(found[-1])
+    epsilons = [composed_epsilon(pair, queries, delta, points=2**16) for delta in deltas]
+    assert epsilons == sorted(epsilons) and math.isfinite(epsilons[-1])
     orders = np.geomspace(1.01, 2e3, 400)
     both = [max(pair.renyi(a), pair.exchanged().renyi(a)) for a in orders]
-    for delta, epsilon in zip(deltas, found, strict=True):
+    for delta, epsilon in zip(deltas, epsilons, strict=True):
         renyi = min(rdp_to_dp(a, queries * d, delta) for a, d in zip(orders, both, strict=True))
         assert 0.8 * renyi <= epsilon <= renyi * (1 + 1e-2)
 
@@ -116,9 +116,9 @@ def test_an_error_of_the_distributions_costs_epsilon_and_delta(error):
     pair, queries, delta = clipped_mixing_pair(0.7, 1.6, 3, "zero_out"), 10, 1e-2
     within = {"points": 2**14}
     exact = composed_epsilon(pair, queries, delta * math.exp(-queries * error), **within)
-    found = composed_epsilon(pair, queries, delta, error=error, **within)
-    assert exact + 2 * queries * error <= found <= exact + 2 * queries * error + 1e-6
-    assert found > composed_epsilon(pair, queries, delta, **within) + 2 * queries * error + 1e-4
+    epsilon = composed_epsilon(pair, queries, delta, error=error, **within)
+    assert exact + 2 * queries * error <= epsilon <= exact + 2 * queries * error + 1e-6
+    assert epsilon > composed_epsilon(pair, queries, delta, **within) + 2 * queries * error + 1e-4
 
 
 # The FFT's noise is far below the amount that δ is lowered by.
@@ -156,9 +156,9 @@ def tilted_delta(pair, queries, epsilon, points):
 def test_fft_noise_is_far_below_what_is_allowed_for_it(adjacency, queries, delta):
     pair, points = clipped_mixing_pair(0.8, 1.3, 100, adjacency), 2**16
     epsilon = composed_epsilon(pair, queries, delta, points=points)
-    found = max(tilted_delta(one, queries, epsilon, points) for one in (pair, pair.exchanged()))
+    tilted = max(tilted_delta(side, queries, epsilon, points) for side in (pair, pair.exchanged()))
     # T 2^-50, as in docs/theory/clipped-mixing.md; at δ = 1e-9 that is 9 % of it.
-    assert delta >= found == pytest.approx(delta - queries * 2.0**-50, rel=1e-3)
+    assert delta >= tilted == pytest.approx(delta - queries * 2.0**-50, rel=1e-3)
 
 
 # ε read off a loss distribution keeps δ at 50 digits, and is hardly above the least.
@@ -182,10 +182,10 @@ def test_delta_is_kept(interval, delta):
     for first in (-7, 0, 3, 1_000_003):
         for infinite in (0.0, delta / 3, delta):
             masses = generator.dirichlet(np.full(200, 0.05)) * (1 - infinite)
-            found = smallest_epsilon(masses, first, interval, infinite, delta)
-            assert exact_delta(masses, first, interval, infinite, found) <= delta
-            if found > 0 and infinite < delta:
-                least = found * (1 - 1e-9)
+            epsilon = smallest_epsilon(masses, first, interval, infinite, delta)
+            assert exact_delta(masses, first, interval, infinite, epsilon) <= delta
+            if epsilon > 0 and infinite < delta:
+                least = epsilon * (1 - 1e-9)
                 assert exact_delta(masses, first, interval, infinite, least) > delta * (1 - 1e-9)
 
 
@@ -200,10 +200,10 @@ def test_ends_of_a_loss_distribution():
 
 @pytest.mark.parametrize("value", [0.1, 1.0, 3e-12, 1e300, 0.0])
 def test_intervals_of_few_digits(value):
-    found = short_interval(value)
-    assert value <= found <= value * (1 + 2.0**-25) and short_interval(found) == found
+    interval = short_interval(value)
+    assert value <= interval <= value * (1 + 2.0**-25) and short_interval(interval) == interval
     for index in (2**27 - 1, 1_000_003):
-        assert value > 1e290 or mpmath.mpf(found) * index == mpmath.mpf(found * index)
+        assert value > 1e290 or mpmath.mpf(interval) * index == mpmath.mpf(interval * index)
 
 
 @pytest.mark.parametrize(
@@ -214,8 +214,8 @@ def test_intervals_of_few_digits(value):
 def test_a_wide_box_at_the_default_points(upper, num_models, queries, adjacency):
     """With 2^20 steps, losses from repeated subtraction would exceed δ by up to 1.4e-7."""
     pair = clipped_mixing_pair(math.exp(-0.01), math.exp(upper), num_models, adjacency)
-    found = composed_epsilon(pair, queries, DELTA)
-    assert DELTA * (1 - 1e-6) < composed_delta(pair, queries, found) <= DELTA
+    epsilon = composed_epsilon(pair, queries, DELTA)
+    assert DELTA * (1 - 1e-6) < composed_delta(pair, queries, epsilon) <= DELTA
 
 
 # Answers of a bounded range
@@ -235,9 +235,9 @@ PRICED = [
 ]
 
 
-@pytest.mark.parametrize(("span", "of"), PRICED)
-def test_answers_are_priced_within_two_percent_of_the_optimum(span, of):
-    queries, cells = of
+@pytest.mark.parametrize(("span", "grid"), PRICED)
+def test_answers_are_priced_within_two_percent_of_the_optimum(span, grid):
+    queries, cells = grid
     stated = bounded_range_epsilon(span, queries, DELTA)
     delta = grid_delta(span, queries, stated / 1.02, cells)
     assert delta > DELTA >= grid_delta(span, queries, stated, cells)
@@ -261,8 +261,8 @@ def test_the_theorem_covers_the_optimum(queries):
         optimum = bounded_range_epsilon(span, queries, DELTA)
         assert optimum <= bounded_range_epsilon(span, queries, DELTA, few=0)
         theorem = min(adaptive_epsilon(queries * rho, rho, DELTA), queries * span)
-        found = bounded_range_epsilon(span, queries, DELTA, few=0)
-        assert found == pytest.approx(theorem, rel=1e-12)
+        epsilon = bounded_range_epsilon(span, queries, DELTA, few=0)
+        assert epsilon == pytest.approx(theorem, rel=1e-12)
 
 
 def price(m, r):
@@ -283,9 +283,9 @@ def test_a_step_costs_no_more_than_the_first_lemma_says():
                 m = mpmath.exp(start * mpmath.sqrt(r))
                 up = place * mpmath.mpf(span)
                 odds = -mpmath.expm1(up - span) / (mpmath.exp(up) - mpmath.exp(up - span))
-                found = odds * price(m * mpmath.exp(up), r)
-                found += (1 - odds) * price(m * mpmath.exp(up - span), r)
-                assert found <= price(m, wider)
+                chord = odds * price(m * mpmath.exp(up), r)
+                chord += (1 - odds) * price(m * mpmath.exp(up - span), r)
+                assert chord <= price(m, wider)
 
 
 def test_the_reserve_pays_for_every_step():
@@ -300,10 +300,10 @@ def test_the_reserve_pays_for_every_step():
 
 def test_bounds_never_exceed_what_was_known():
     for span, queries in itertools.product((1e-6, 0.02, 1.0, 50.0, 200.0), (1, 7, 300, 10**6)):
-        found = bounded_range_epsilon(span, queries, DELTA)
+        epsilon = bounded_range_epsilon(span, queries, DELTA)
         rho = queries * (span * span / 8)
-        assert found <= zcdp_to_dp(rho * (1 + 1e-12), DELTA) * (1 + 1e-9)
-        assert found <= queries * span * (1 + 1e-12)
+        assert epsilon <= zcdp_to_dp(rho * (1 + 1e-12), DELTA) * (1 + 1e-9)
+        assert epsilon <= queries * span * (1 + 1e-12)
     assert adaptive_epsilon(math.inf, 1.0, DELTA) == math.inf
     for span in (1e-200, 1e-17, 1e100, 1e308):
         assert 0 <= bounded_range_epsilon(span, FEW, DELTA) <= FEW * span * (1 + 1e-12)

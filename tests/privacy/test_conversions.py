@@ -43,23 +43,23 @@ def two_above(exact):
 def test_a_sum_is_never_below_the_exact_one():
     values = numbers(60)
     for a in values:
-        for b, found in zip(values, add_up(a, values).tolist(), strict=True):
+        for b, total in zip(values, add_up(a, values).tolist(), strict=True):
             exact = Fraction(a) + Fraction(b)
-            assert found == math.inf or Fraction(found) >= exact
-            assert found <= two_above(exact)
+            assert total == math.inf or Fraction(total) >= exact
+            assert total <= two_above(exact)
             if 0 in (a, b):
-                assert found == a + b
+                assert total == a + b
 
 
 def test_a_multiple_is_never_below_the_exact_one():
     values = numbers(60)
     for count in [0, 1, 2, 3, 7, 508, 99_840, 2**40 + 1, 1.1, 18.0, 1e-3]:
         for cost in values:
-            exact, found = Fraction(count) * Fraction(cost), times_up(count, cost)
-            assert found == math.inf or Fraction(found) >= exact
-            assert found <= two_above(exact)
+            exact, product = Fraction(count) * Fraction(cost), times_up(count, cost)
+            assert product == math.inf or Fraction(product) >= exact
+            assert product <= two_above(exact)
             if count in (0, 1):
-                assert found == count * cost
+                assert product == count * cost
         assert times_up(count, math.inf) == (math.inf if count else 0.0)
 
 
@@ -70,9 +70,9 @@ def test_c_alpha_is_just_above_the_exact_value(order, delta):
         a, d = mpmath.mpf(order), mpmath.mpf(delta)
         return mpmath.log((a - 1) / a) - (mpmath.log(d) + mpmath.log(a)) / (a - 1)
 
-    exact, found = exactly(formula), c_alpha(order, delta)
+    exact, value = exactly(formula), c_alpha(order, delta)
     scale = 1 + (abs(math.log(delta)) + math.log(order)) / (order - 1)
-    assert 0 <= found - exact <= 1e-13 * scale + 1e-12 * abs(float(exact))
+    assert 0 <= value - exact <= 1e-13 * scale + 1e-12 * abs(float(exact))
 
 
 def test_c_alpha_of_the_paper():
@@ -102,16 +102,16 @@ def test_zcdp_conversion_finds_the_best_order():
 @pytest.mark.parametrize("delta", [0.3, 1e-2, 1e-5, 1e-9, 1e-15])
 @pytest.mark.parametrize("mu", [1e-3, 0.03, 0.3, 1.0, 4.0, 12.0, 25.0])
 def test_epsilon_of_gaussian_dp_keeps_delta_and_little_less_does_not(mu, delta):
-    found = gdp_to_dp(mu, delta)
-    assert gaussian_delta(mu, found) <= delta and (found < math.inf or mu > 20)
-    if 0 < found < math.inf:
-        assert gaussian_delta(mu, found * (1 - 1e-6)) > delta
+    epsilon = gdp_to_dp(mu, delta)
+    assert gaussian_delta(mu, epsilon) <= delta and (epsilon < math.inf or mu > 20)
+    if 0 < epsilon < math.inf:
+        assert gaussian_delta(mu, epsilon * (1 - 1e-6)) > delta
 
 
 def test_gaussian_dp_where_doubles_end():
     for mu, delta in ((31.88, 9.8e-10), (29.04, 2.7e-21), (23.67, 4.9e-50), (3.893, 8e-295)):
-        found = gdp_to_dp(mu, delta)
-        assert found == math.inf or gaussian_delta(mu, found) <= delta
+        epsilon = gdp_to_dp(mu, delta)
+        assert epsilon == math.inf or gaussian_delta(mu, epsilon) <= delta
     assert gdp_to_dp(0.0, 1e-5) == 0.0 and gdp_to_dp(math.inf, 1e-5) == math.inf
     # δ(0) = 2 Φ(μ/2) - 1 is about 0.4 μ.
     assert gdp_to_dp(1e-6, 1e-5) == 0.0 < gdp_to_dp(1e-4, 1e-5)
@@ -150,19 +150,19 @@ def optimum(order, spent, delta):
 def test_replace_one_is_never_below_the_optimum_and_hardly_above_it(order):
     finite = 0
     for spent, delta in itertools.product(SPENT, DELTAS):
-        found = replace_one_epsilon(order, spent, delta)
+        epsilon = replace_one_epsilon(order, spent, delta)
         with mpmath.workdps(60):
             exact = optimum(order, spent, delta)
-            assert found >= exact, (spent, delta)
+            assert epsilon >= exact, (spent, delta)
             if exact > 1400:  # beyond what float64 can confirm
-                assert found == math.inf
+                assert epsilon == math.inf
                 continue
             finite += 1
-            if delta == 1e-300 and found > 20:  # shares that have lost digits (subnormal)
+            if delta == 1e-300 and epsilon > 20:  # shares that have lost digits (subnormal)
                 continue
             # For the rounding of c_α, whose terms may be far larger than their sum.
-            scale = 1 + spent + (abs(math.log(delta)) + found) / (order - 1)
-            assert found - exact <= 1e-12 * scale, (spent, delta)
+            scale = 1 + spent + (abs(math.log(delta)) + epsilon) / (order - 1)
+            assert epsilon - exact <= 1e-12 * scale, (spent, delta)
     assert finite > 4 or order < 1.5
     for spent, delta in ((math.inf, 1e-5), (1e308, 1e-5), (0.0, 5e-324)):
         assert replace_one_epsilon(order, spent, delta) == math.inf

@@ -51,10 +51,10 @@ def test_the_sound_bound_and_the_radius_that_it_admits(order, radius, models):
         stated = sound_bound(order, radius, models / rate)
         assert stated <= radius
         assert_just_above(stated, exact_sound_bound(order, radius, models, rate))
-    epsilon, found = radius, radius_for_epsilon(order, radius, models)
-    assert found >= epsilon >= sound_bound(order, found, models)
-    assert exact_sound_bound(order, found, models, 1) <= epsilon
-    assert exact_sound_bound(order, found * (1 + 1e-10), models, 1) > epsilon
+    epsilon, widest = radius, radius_for_epsilon(order, radius, models)
+    assert widest >= epsilon >= sound_bound(order, widest, models)
+    assert exact_sound_bound(order, widest, models, 1) <= epsilon
+    assert exact_sound_bound(order, widest * (1 + 1e-10), models, 1) > epsilon
 
 
 def test_radius_at_the_ends():
@@ -96,9 +96,9 @@ def test_what_is_charged_holds_the_rounding(scale, lower, upper, num_models):
         # Twice 2^-49 (1 + κ max(-a, b) + L) with L = 750; see csrc/log_pool/formula.h.
         added = mpmath.mpf(2) ** -48 * (751 + mpmath.mpf(scale) * max(lower, upper))
         for adjacency, factor in (("zero_out", 1), ("replace_one", 2)):
-            found = bounded_range_rho(scale, -lower, upper, num_models, adjacency)
+            rho = bounded_range_rho(scale, -lower, upper, num_models, adjacency)
             least = (factor * (widened + added)) ** 2 / 8
-            assert least * (1 - mpmath.mpf(2) ** -50) <= found <= least * (1 + 2.0**-40)
+            assert least * (1 - mpmath.mpf(2) ** -50) <= rho <= least * (1 + 2.0**-40)
         spans = np.array([0.0, 1e-12, lower + upper])
         charged = individual_rho(spans, scale, -lower, upper, num_models)
         for span, rho in zip(spans.tolist(), charged.tolist(), strict=True):
@@ -173,9 +173,9 @@ def test_where_the_widened_box_does_not_hold_the_rounding():
             pair = clipped_mixing_pair(*accounted_box(lower, upper), models, adjacency)
             within = {"queries": 508, "delta": 0.3, "points": 2**12}
             bare = composed_epsilon(pair, **within)
-            found = clipped_mixing_epsilon(lower, upper, models, adjacency=adjacency, **within)
-            assert found >= bare + 2 * 508 * error or bare == math.inf == found
-            assert found == pytest.approx(bare, rel=1e-4, abs=1e-6)
+            epsilon = clipped_mixing_epsilon(lower, upper, models, adjacency=adjacency, **within)
+            assert epsilon >= bare + 2 * 508 * error or bare == math.inf == epsilon
+            assert epsilon == pytest.approx(bare, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("order", [1.001, 2.0, 8.0, 1000.0])
@@ -245,8 +245,8 @@ def test_masses_are_within_what_is_allowed_for_them(adjacency):
         lower, models = (lower, models) if step % 5 else (0.0, 1 + step % 3)
         pair = clipped_mixing_pair(lower, upper, models, adjacency)
         exact = [atom for atom in exact_pair(lower, upper, models, adjacency) if any(atom)]
-        for atom, found in zip(exact, pair.atoms, strict=True):
-            for mass, approximate in zip(atom, found, strict=True):
+        for atom, stated in zip(exact, pair.atoms, strict=True):
+            for mass, approximate in zip(atom, stated, strict=True):
                 assert abs(Fraction(approximate) - mass) <= mass * Fraction(2.0**-49)
 
 
@@ -273,8 +273,8 @@ def test_what_the_masses_lost_is_in_the_epsilon(adjacency):
         box = accounted_box(1 - size, 1 + 1.5 * size)
         pair = clipped_mixing_pair(*box, models, adjacency)
         exact = queries * exact_largest_loss(*box, models, adjacency)
-        found = composed_epsilon(pair, queries, 1e-300, points=64)
-        assert found >= exact * (1 - mpmath.mpf(10) ** -200)
-        assert found <= exact * (1 + 2.0**-39) + queries * 2.0**-46
+        epsilon = composed_epsilon(pair, queries, 1e-300, points=64)
+        assert epsilon >= exact * (1 - mpmath.mpf(10) ** -200)
+        assert epsilon <= exact * (1 + 2.0**-39) + queries * 2.0**-46
         short += queries * pair.largest_loss() < exact
     assert short > 3  # pairs whose floats alone would state too little

@@ -58,23 +58,23 @@ def test_sentences_say_what_is_promised_and_what_is_not():
 def test_answers_of_a_bounded_range_state_replace_one_at_the_same_delta():
     """The clause is what an accountant of replace-one states, for a plan and for a budget."""
     plan = BoundedRangeAnswer(2.0, -0.25, 1.0, 64, 508, 508)
-    found = Accountant(DELTA).add(plan).guarantee()
+    guarantee = Accountant(DELTA).add(plan).guarantee()
     replaced = Accountant(DELTA, adjacency="replace_one").add(plan).guarantee()
-    assert found.replaced == replaced.epsilon and replaced.replaced is None
-    assert "(replace-one) is covered with ε = 3.792 at δ = 1e-05." in str(found)
+    assert guarantee.replaced == replaced.epsilon and replaced.replaced is None
+    assert "(replace-one) is covered with ε = 3.792 at δ = 1e-05." in str(guarantee)
 
     mechanism = ClippedLogPool(-0.25, 1.0, 2.0)
     accountant = Accountant(DELTA, epsilon=2.0)
     rows = torch.zeros(4, 1, 3)
     accountant.charge(mechanism.propose(rows, rows[0], rng=SeededRandom(0)))
     budget = ShardBudget.for_epsilon(2.0, DELTA, None, largest=mechanism.largest_charge(4))
-    found = accountant.guarantee()
-    assert found.replaced == budget.epsilon(DELTA, "replace_one") > 2 * found.epsilon
+    guarantee = accountant.guarantee()
+    assert guarantee.replaced == budget.epsilon(DELTA, "replace_one") > 2 * guarantee.epsilon
 
     for other in (ClippedAnswer(0.9, 1.1, 4, 5, 5), bound()):
         assert Accountant(DELTA).add(other).guarantee().replaced is None
     with pytest.raises(ValueError, match="replaced must be"):
-        replace(found, replaced=-1.0)
+        replace(guarantee, replaced=-1.0)
 
 
 CHANGED = "inside one shard (replace-one) is"

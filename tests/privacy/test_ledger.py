@@ -66,11 +66,11 @@ def test_totals_are_read_back_in_every_bit(case: str, path: Path) -> None:
             several = events(number)
             if case == "unprotected":  # no ledger takes seeded answers
                 several = several[:1] + several[2:]
-            for one in (whole, again, ledger):
-                one.add(several)
+            for accountant in (whole, again, ledger):
+                accountant.add(several)
             assert again.state() == whole.state() and ledger.charges == number + 1
             if case != "clipped":  # each distribution of losses takes a second
-                assert len({repr(one.guarantee()) for one in (again, ledger, whole)}) == 1
+                assert len({repr(a.guarantee()) for a in (again, ledger, whole)}) == 1
                 assert again.breakdown() == whole.breakdown()
     reading = read_ledger(path)
     assert reading.charges == 5 and state(reading.account) == state(whole)
@@ -88,10 +88,10 @@ def test_tickets_and_their_binding_are_read_back(path: Path, mechanism: Mechanis
             assert ledger.charges == (0 if part == 0 else 1 + 10 * part)
             for at in range(10 * part, 10 * part + 10):
                 offers = []
-                for one in (whole, again, ledger):
+                for accountant in (whole, again, ledger):
                     here = charges[:, at : at + 1]
                     offers.append(offer(charges=here, mechanism=mechanism, ensemble="e"))
-                    one.charge(offers[-1])
+                    accountant.charge(offers[-1])
                 assert (offers[0]._members == offers[1]._members).all()
                 assert (offers[0]._members == offers[2]._members).all()
             assert state(again) == state(ledger) == state(whole)
@@ -103,7 +103,7 @@ def test_tickets_and_their_binding_are_read_back(path: Path, mechanism: Mechanis
     assert reading.account.budget is not None and reading.account.budget.largest == largest
     expected = Binding(repr(mechanism), 3, order, largest, "e", None)
     assert records[0].events() == [expected]
-    paid = np.concatenate([one.events()[0].charge for one in records[1:]], axis=1)
+    paid = np.concatenate([record.events()[0].charge for record in records[1:]], axis=1)
     assert ((paid == charges) | (paid == 0)).all() and (paid != charges).any()
 
 
@@ -152,10 +152,10 @@ def test_an_interruption_between_file_and_memory_ends_charging(
 
     class Interrupted(sqlite3.Connection):
         def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
-            found = super().execute(statement, *values)
+            cursor = super().execute(statement, *values)
             if statement == "COMMIT" and path.exists() and ledger.charges == 0:
                 raise KeyboardInterrupt
-            return found
+            return cursor
 
     with monkeypatch.context() as patched:
         patched.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, factory=Interrupted))
@@ -178,36 +178,36 @@ def test_a_record_is_flushed_before_the_release(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every commit waits for the device, and a new ledger is complete before it has its name."""
-    asked: list[str] = []
+    steps: list[str] = []
 
     class Watched(sqlite3.Connection):
         def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
             execute, word = super().execute, statement.split("(")[0].removeprefix("PRAGMA ")
             if word == "COMMIT":
-                asked.append(f"{word} {Path(execute('PRAGMA database_list').fetchone()[2]).name}")
-                found = {key: execute(f"PRAGMA {key}").fetchone()[0] for key in DURABLE}
-                assert found == DURABLE, f"{asked[-1]}: {found}"
+                steps.append(f"{word} {Path(execute('PRAGMA database_list').fetchone()[2]).name}")
+                pragmas = {key: execute(f"PRAGMA {key}").fetchone()[0] for key in DURABLE}
+                assert pragmas == DURABLE, f"{steps[-1]}: {pragmas}"
             return execute(statement, *values)
 
     replace, fsync = os.replace, os.fsync
     monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, factory=Watched))
     monkeypatch.setattr(
-        os, "replace", lambda old, new: asked.append(f"as {Path(new).name}") or replace(old, new)
+        os, "replace", lambda old, new: steps.append(f"as {Path(new).name}") or replace(old, new)
     )
     monkeypatch.setattr(
         os, "fsync",
-        lambda file: asked.append(
+        lambda file: steps.append(
             f"fsync {os.path.samestat(os.fstat(file), path.parent.stat()) and 'folder'}"
         ) or fsync(file),
     )  # fmt: skip
     for expected in (["fsync False", "as ledger.db", "fsync folder"], []):  # made, opened again
         with Accountant(DELTA, path=path) as ledger:
-            assert asked == expected
+            assert steps == expected
             for number in range(2):
-                asked.clear()
+                steps.clear()
                 ledger.add(answer(number))
-                assert asked == ["COMMIT ledger.db"]
-        asked.clear()
+                assert steps == ["COMMIT ledger.db"]
+        steps.clear()
 
 
 def test_strange_names_and_links_lead_to_the_same_ledger(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_second_writer_is_refused_until_the_first_is_gone(path: Path) -> None:
     forgotten = Accountant(DELTA, path=path)
     del forgotten  # without close
     gc.collect()
-    told, telling = os.pipe()
+    hearing, telling = os.pipe()
 
     def hold() -> None:
         ledger = Accountant(DELTA, path=path)
@@ -250,7 +250,7 @@ def test_a_second_writer_is_refused_until_the_first_is_gone(path: Path) -> None:
         signal.pause()
 
     holder = forked(hold)
-    assert os.read(told, 1) == b"2"
+    assert os.read(hearing, 1) == b"2"
     with pytest.raises(LedgerBusyError, match="is held by another writer"):
         Accountant(DELTA, path=path)
     assert read_ledger(path).charges == 2
@@ -304,14 +304,14 @@ def test_threads_share_a_ledger(path: Path) -> None:
             while any(map(threading.Thread.is_alive, threads[:3])):
                 seen.append(read_ledger(path).charges)
 
-        threads = [threading.Thread(target=one) for one in (work, work, work, look)]
+        threads = [threading.Thread(target=target) for target in (work, work, work, look)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         reading = read_ledger(path)
         assert ledger.charges == reading.charges == 32 and seen and seen == sorted(seen)
-        assert sum(bool(one._members.all()) for one in offers) == 20  # type: ignore[attr-defined]
+        assert sum(bool(t._members.all()) for t in offers) == 20  # type: ignore[attr-defined]
         assert (ledger.spent <= ledger.limit).all() and state(reading.account) == state(ledger)
 
 
@@ -321,7 +321,7 @@ def test_a_writer_that_was_killed_can_be_read_without_being_repaired(path: Path)
         copied = copy(path, path.with_name("copy.db"))
     before = {suffix: Path(f"{copied}{suffix}").read_bytes() for suffix in ("", "-wal")}
     assert read_ledger(copied).charges == 4
-    assert all(Path(f"{copied}{suffix}").read_bytes() == was for suffix, was in before.items())
+    assert all(Path(f"{copied}{suffix}").read_bytes() == data for suffix, data in before.items())
 
 
 @pytest.mark.parametrize("how", ["replace", "remove"])
@@ -370,15 +370,15 @@ def test_what_adds_up(event: Event, settings: dict[str, Any], words: str, tmp_pa
     assert first.stated.epsilon == first.readings[0].guarantee.epsilon
     assert first.words.endswith("periods, so far: ε = 1.72 at δ = 1e-05 (zero-out).")
     charge(tmp_path / "b.db", event, **settings)
-    found = together(tmp_path / "e")
-    assert found.words.startswith("All 2 ledgers of this ensemble's periods together, so far: ")
-    assert words in found.words
-    assert ("This is fixed only if the number of" in found.words) == ("no ε" not in words)
-    plain, epsilon = sum(one.guarantee.epsilon or 0 for one in found.readings), found.stated.epsilon
+    total = together(tmp_path / "e")
+    assert total.words.startswith("All 2 ledgers of this ensemble's periods together, so far: ")
+    assert words in total.words
+    assert ("This is fixed only if the number of" in total.words) == ("no ε" not in words)
+    plain, epsilon = sum(r.guarantee.epsilon or 0 for r in total.readings), total.stated.epsilon
     assert epsilon is None or first.stated.epsilon < epsilon <= np.nextafter(plain, 9)
     assert event is not SHARE or epsilon == np.nextafter(plain, 9)  # the sum was rounded down
     if words == COMPOSED and isinstance(event, BoundedRangeAnswer):
-        plans = [replace(one, queries=one.budget or 0, budget=None) for one in (POOL, event)]
+        plans = [replace(e, queries=e.budget or 0, budget=None) for e in (POOL, event)]
         assert epsilon == Accountant(1e-5).add(plans).get_epsilon(1e-5) < plain
 
 
@@ -393,22 +393,22 @@ def test_lost_and_moved_ledgers(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert caplog.text == "" and not register_of(tmp_path / "f").exists()
     moved = first.rename(tmp_path / "c.db")
     lost = f"Not there, counted in full, caveats unknown: {first} (lost or moved)."
-    found = together(tmp_path / "e")
-    assert lost in found.words and found.stated.delta == 2e-5
-    assert found.stated.epsilon == 2 * (found.readings[0].guarantee.epsilon or 0.0)
+    total = together(tmp_path / "e")
+    assert lost in total.words and total.stated.delta == 2e-5
+    assert total.stated.epsilon == 2 * (total.readings[0].guarantee.epsilon or 0.0)
     charge(tmp_path / "a.db", OTHER)  # another ledger in its place
     assert lost in together(tmp_path / "e").words
     charge(moved, POOL)
-    found = together(tmp_path / "e")
-    assert found.words.startswith("All 3 ledgers") and "Not there" not in found.words
-    assert {Path(one.path) for one in found.readings} == {first, second, moved}
+    total = together(tmp_path / "e")
+    assert total.words.startswith("All 3 ledgers") and "Not there" not in total.words
+    assert {Path(r.path) for r in total.readings} == {first, second, moved}
     charge(tmp_path / "d.db", PublicAnswer(1))  # its promise comes with the first private answer
     charge(tmp_path / "d.db", POOL).write_bytes(b"?")
     assert f"unknown: {tmp_path / 'd.db'} (damaged)." in together(tmp_path / "e").words
     way = {"adjacency": "replace_one"}
     charge(tmp_path / "g.db", POOL, **way).unlink()
     twice = Accountant(1e-5, **way).add([POOL]).get_epsilon(1e-5)  # type: ignore[arg-type]
-    grown = (together(tmp_path / "e").stated.epsilon or 0.0) - (found.stated.epsilon or 0.0)
+    grown = (together(tmp_path / "e").stated.epsilon or 0.0) - (total.stated.epsilon or 0.0)
     assert grown >= twice > 3.0
     charge(tmp_path / "h.db", POOL, replace(POOL, budget=None)).unlink()  # no promise any more
     assert together(tmp_path / "e").stated.epsilon is None
@@ -430,11 +430,11 @@ def test_plans_of_one_order_compose_and_caveats_stay(tmp_path: Path) -> None:
     ball, exact = RenyiBound(12.0, 1e-3, 64, 1, budget=100), "for tokens drawn from the exact mix"
     charge(tmp_path / "a.db", ball, Caveat("base"))
     charge(tmp_path / "b.db", replace(ball, epsilon=2e-3, budget=50))
-    found = together(tmp_path / "e")
+    total = together(tmp_path / "e")
     joint = Accountant(1e-5).add([RenyiBound(12.0, 1e-3, 64, 100), RenyiBound(12.0, 2e-3, 64, 50)])
-    assert found.stated.epsilon == joint.get_epsilon(1e-5)
-    assert f"(all answers composed; {exact}" in found.words
-    assert found.words.count("The public model was not compared") == 1
+    assert total.stated.epsilon == joint.get_epsilon(1e-5)
+    assert f"(all answers composed; {exact}" in total.words
+    assert total.words.count("The public model was not compared") == 1
     charge(tmp_path / "c.db", replace(ball, order=13.0))
     assert f"at δ = 3e-05 (their ε and δ added; {exact}" in together(tmp_path / "e").words
 
@@ -446,15 +446,15 @@ def test_plans_of_one_order_compose_and_caveats_stay(tmp_path: Path) -> None:
 def test_ledgers_state_what_the_plan_of_all_their_tokens_said(
     name: str, way: str, tmp_path: Path
 ) -> None:
-    one = recommended(2.0, 1e-5, 64, 200, way, mechanism=name)
+    plan = recommended(2.0, 1e-5, 64, 200, way, mechanism=name)
     family = ClippedAnswer if name == "clipped-mixing" else BoundedRangeAnswer
-    event: Any = family(**one.settings, num_models=64, queries=1, budget=100)
+    event: Any = family(**plan.settings, num_models=64, queries=1, budget=100)
     charge(tmp_path / "a.db", event, event, adjacency=way)
     charge(tmp_path / "b.db", event, adjacency=way)
-    found = together(tmp_path / "e")
-    period, stated = found.readings[0].guarantee.epsilon or 0.0, found.stated.epsilon or 0.0
-    assert found.stated.delta == 1e-5 and stated < 2 * period
-    assert 0.999 * one.epsilon < stated <= one.epsilon <= 2.0  # an accountant has a finer grid
+    total = together(tmp_path / "e")
+    period, stated = total.readings[0].guarantee.epsilon or 0.0, total.stated.epsilon or 0.0
+    assert total.stated.delta == 1e-5 and stated < 2 * period
+    assert 0.999 * plan.epsilon < stated <= plan.epsilon <= 2.0  # an accountant has a finer grid
     charge(tmp_path / "c.db", replace(event, upper=1.01), adjacency=way)  # not one pair for all
     assert together(tmp_path / "e").stated.delta == (3e-5 if name == "clipped-mixing" else 1e-5)
 
@@ -467,7 +467,7 @@ def test_processes_at_once_and_a_killed_one(
     children = [forked(lambda path=path: charge(path, POOL)) for path in paths]  # type: ignore[misc]
     assert [status_of(child) for child in children] == [0] * 6
     assert len(together(tmp_path / "e").readings) == len(entered(register)) == 6
-    modes = [one.stat().st_mode & 0o777 for one in (register.parent, *register.parent.iterdir())]
+    modes = [path.stat().st_mode & 0o777 for path in (register.parent, *register.parent.iterdir())]
     assert modes == [0o700, 0o600]
     replace = os.replace
     monkeypatch.setattr(

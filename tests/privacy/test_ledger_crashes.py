@@ -41,10 +41,10 @@ class Marked(sqlite3.Connection):
     """A connection whose changes are each followed by a call that kills a process."""
 
     def execute(self, *values: Any) -> sqlite3.Cursor:
-        found = super().execute(*values)
+        cursor = super().execute(*values)
         if not values[0].startswith(("SELECT", "PRAGMA")):
             os.getppid()
-        return found
+        return cursor
 
 
 def offered(number: int, epsilon: float | None, models: int = 3) -> Any:
@@ -71,9 +71,9 @@ def test_a_process_that_ends_at_any_step(tmp_path: Path, epsilon: float | None) 
                     file.write(b"x")
 
         status = killed_before(work, number, ("replace", "fsync", "unlink", "getppid"))
-        given = len(released.read_bytes()) if released.exists() else 0
+        answers = len(released.read_bytes()) if released.exists() else 0
         if status == 0:
-            assert given == 2
+            assert answers == 2
             break
         assert status == -signal.SIGKILL
         queries, named = 0, path.exists()
@@ -81,8 +81,8 @@ def test_a_process_that_ends_at_any_step(tmp_path: Path, epsilon: float | None) 
             reading = read_ledger(path)
             queries = reading.account.queries
             outcomes["bound, nothing charged"] += reading.charges == 1
-        outcomes[f"{queries} charged, {given} released" if named else "no name yet"] += 1
-        assert given <= queries <= given + 1
+        outcomes[f"{queries} charged, {answers} released" if named else "no name yet"] += 1
+        assert answers <= queries <= answers + 1
         with Accountant(DELTA, epsilon=epsilon, path=path) as ledger:
             assert ledger.queries == queries
             assert named or not [*tmp_path.glob(f".tmp-{path.name}-*")]
@@ -96,8 +96,8 @@ def test_a_process_that_ends_at_any_step(tmp_path: Path, epsilon: float | None) 
                 whole.charge(offered(query, epsilon))
             assert state(ledger) == state(whole) == state(read_ledger(path).account)
     assert status == 0 and all(
-        outcomes[found]
-        for found in ("no name yet", "bound, nothing charged", "1 charged, 0 released",
+        outcomes[label]
+        for label in ("no name yet", "bound, nothing charged", "1 charged, 0 released",
                       "1 charged, 1 released", "2 charged, 1 released")
     ), outcomes  # fmt: skip
 
@@ -115,15 +115,15 @@ def test_a_full_disk_releases_nothing(path: Path) -> None:
                 ledger.charge(tickets[paid])
         with pytest.raises(LedgerClosedError, match="must be opened again: a charge failed"):
             ledger.charge(tickets[-1])
-        for one in (tickets[paid], tickets[-1]):
+        for ticket in (tickets[paid], tickets[-1]):
             with pytest.raises(ValueError, match="its charge failed"):
-                one.release()
+                ticket.release()
         assert ledger.queries == ledger.guarantee().queries == paid
         path.with_name(f"charged {paid}").touch()
 
     assert ended(work) == 0
-    (made,) = path.parent.glob("charged *")
-    paid = int(made.name.split()[1])
+    (mark,) = path.parent.glob("charged *")
+    paid = int(mark.name.split()[1])
     with Accountant(DELTA, path=path) as again:
         assert 1 < paid <= again.queries <= paid + 1
         again.charge(offer(answer(0)))
@@ -186,11 +186,11 @@ def test_a_writer_that_comes_while_a_ledger_is_read(
         charged(1, path=path).close()
 
     monkeypatch.setattr(Record, "check_after", charge)
-    found = read_ledger(path)
-    records = found.records()
+    reading = read_ledger(path)
+    records = reading.records()
     assert [next(records).sequence for _ in range(2)] == [0, 1]
     charged(2, path=path).close()
-    assert found.charges == 2 and [one.sequence for one in records] == [2]
+    assert reading.charges == 2 and [record.sequence for record in records] == [2]
     assert read_ledger(path).charges == 5
 
 

@@ -49,8 +49,8 @@ def _edit(*statements: str) -> Callable[[Path], None]:
     def edit(path: Path) -> None:
         with closing(sqlite3.connect(path)) as other:
             query = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"
-            names, made = zip(*other.execute(query), strict=True)
-        _run(*(f"DROP TRIGGER {name}" for name in names), *statements, *made)(path)
+            names, triggers = zip(*other.execute(query), strict=True)
+        _run(*(f"DROP TRIGGER {name}" for name in names), *statements, *triggers)(path)
 
     return edit
 
@@ -162,24 +162,24 @@ def test_records_and_totals_with_fitting_hashes_must_give_each_other(
 ) -> None:
     """The hashes have no key, so verification charges every record again."""
     path = copy(closed, tmp_path / "ledger.db")
-    found = read_ledger(path)
-    _forged(path, found.last, replace(found, account=charged(CHARGES - 1, 3)._account).totals)
+    reading = read_ledger(path)
+    _forged(path, reading.last, replace(reading, account=charged(CHARGES - 1, 3)._account).totals)
     with Accountant(DELTA, path=path) as ledger:
-        assert ledger.queries < found.account.queries
+        assert ledger.queries < reading.account.queries
     with pytest.raises(LedgerCorruptError, match="the totals are not what the records give"):
         read_ledger(path)
-    others = replace(found.account, delta=1e-6)
-    _forged(path, found.last, replace(found, account=others).totals)
+    others = replace(reading.account, delta=1e-6)
+    _forged(path, reading.last, replace(reading, account=others).totals)
     for look in (read_ledger, lambda path: Accountant(1e-6, path=path)):
         with pytest.raises(LedgerCorruptError, match="do not have the settings of record 0"):
             look(path)
     text = canonical(to_json(tuple(answer(9, models=6))))
-    last = Record.after(found.last, text)
-    _forged(path, last, replace(found, last=last).totals)
+    last = Record.after(reading.last, text)
+    _forged(path, last, replace(reading, last=last).totals)
     with pytest.raises(LedgerCorruptError, match="is not an intact ledger: num_models must be"):
         read_ledger(path)
     text = '{"settings":{}}'
-    _forged(path, last, (text, _hash("totals", found.first.hash, last.hash, text.encode())))
+    _forged(path, last, (text, _hash("totals", reading.first.hash, last.hash, text.encode())))
     with pytest.raises(LedgerCorruptError, match="is not an intact ledger: Account must have"):
         Accountant(DELTA, path=path)
 
@@ -191,9 +191,9 @@ def test_records_and_totals_with_fitting_hashes_must_give_each_other(
 )  # fmt: skip
 def test_a_record_is_a_list_of_events(closed: Path, tmp_path: Path, text: str) -> None:
     path = copy(closed, tmp_path / "ledger.db")
-    found = read_ledger(path)
-    last = Record.after(found.last, text)
-    _forged(path, last, replace(found, last=last).totals)
+    reading = read_ledger(path)
+    last = Record.after(reading.last, text)
+    _forged(path, last, replace(reading, last=last).totals)
     with pytest.raises(LedgerCorruptError, match="is not an intact ledger"):
         read_ledger(path)
 
@@ -208,8 +208,8 @@ def test_a_rolled_back_copy_is_told_by_a_digest_noted_earlier(
         accountant.add(answer(9, 3))
     noted = read_ledger(path)
     verify = ["ledger", "verify", str(path), "--expect"]
-    for known in (earlier, noted):
-        assert main([*verify, known.digest]) == 0
+    for reading in (earlier, noted):
+        assert main([*verify, reading.digest]) == 0
     copy(closed, path)
     assert read_ledger(path).charges == CHARGES < noted.charges
     with pytest.raises(LedgerCorruptError, match="was replaced while it was read"):
@@ -234,23 +234,23 @@ def going_on(path: Path) -> object:
     try:
         with Accountant(DELTA, path=path, create=False) as accountant:
             accountant.add(answer(50, 3))
-            found = accountant.charges, state(accountant)
+            kept = accountant.charges, state(accountant)
     except LedgerError as error:
         return type(error)
     again = verified(path)
-    assert again == found or isinstance(again, type), again
-    return found
+    assert again == kept or isinstance(again, type), again
+    return kept
 
 
-def had(look: Callable[[Path], object]) -> list[object]:
+def seen(look: Callable[[Path], object]) -> list[object]:
     """Return what a look finds in the ledger after each of its charges."""
-    found = list[object]()
+    views = list[object]()
     for charges in range(CHARGES + 1):
         accountant = charged(charges, 3)
         if look is going_on:
             accountant.add(answer(50, 3))
-        found.append((charges + (look is going_on), state(accountant)))
-    return found
+        views.append((charges + (look is going_on), state(accountant)))
+    return views
 
 
 looks = pytest.mark.parametrize("look", [verified, going_on])
@@ -268,17 +268,17 @@ def test_a_flipped_bit_is_refused_or_has_no_meaning(
     """One bit of every so many bytes is flipped."""
     original = closed if files == "closed" else killed(tmp_path)
     step = step if look is verified else 3 * step + 2
-    allowed = had(look) if suffix == "-wal" else had(look)[-1:]
+    allowed = seen(look) if suffix == "-wal" else seen(look)[-1:]
     generator, content = random.Random(step), Path(f"{original}{suffix}").read_bytes()
-    found = list[object]()
+    views = list[object]()
     for at in range(generator.randrange(step), len(content), step):
         path = copy(original, tmp_path / "ledger.db", shm=True)
         changed = bytearray(content)
         changed[at] ^= 1 << generator.randrange(8)
         Path(f"{path}{suffix}").write_bytes(changed)
-        found.append(look(path))
-        assert isinstance(found[-1], type) or found[-1] in allowed, (at, found[-1])
-    assert len(found) > 30 and (sum(isinstance(one, type) for one in found) > 3 or suffix != "")
+        views.append(look(path))
+        assert isinstance(views[-1], type) or views[-1] in allowed, (at, views[-1])
+    assert len(views) > 30 and (sum(isinstance(view, type) for view in views) > 3 or suffix != "")
 
 
 @looks
@@ -294,10 +294,10 @@ def test_a_shortened_file_is_refused_or_gives_totals_that_it_had(
         for length in {0, 1, 4096, size // 2, size - 1} - {size}:
             path = copy(original, tmp_path / "ledger.db", shm=True)
             os.truncate(f"{path}{suffix}", length)
-            found = look(path)
+            view = look(path)
             # A page of the database may lie in the log, too.
-            same = files == "killed" and found in had(look)
-            assert isinstance(found, type) or same, (suffix, length)
+            same = files == "killed" and view in seen(look)
+            assert isinstance(view, type) or same, (suffix, length)
 
 
 @looks
@@ -305,15 +305,15 @@ def test_files_of_another_ledger(tmp_path: Path, look: Callable[[Path], object])
     """Some files are those of a ledger with fewer charges, so that its totals would be too low."""
     for name in ("own", "other"):
         (tmp_path / name).mkdir()
-    own, other = killed(tmp_path / "own"), killed(tmp_path / "other", 2)
-    allowed = [*had(look), look(copy(other, tmp_path / "third.db"))]
+    ledger, other = killed(tmp_path / "own"), killed(tmp_path / "other", 2)
+    allowed = [*seen(look), look(copy(other, tmp_path / "third.db"))]
     for size in (1, 2, 3):
         for taken in itertools.combinations(SUFFIXES, size):
-            path = copy(own, tmp_path / "ledger.db", shm=True)
+            path = copy(ledger, tmp_path / "ledger.db", shm=True)
             for suffix in taken:
                 shutil.copyfile(f"{other}{suffix}", f"{path}{suffix}")
-            found = look(path)
-            assert isinstance(found, type) or found in allowed, (taken, found)
+            view = look(path)
+            assert isinstance(view, type) or view in allowed, (taken, view)
 
 
 def test_a_log_without_its_database_is_no_new_ledger(tmp_path: Path) -> None:

@@ -39,21 +39,21 @@ def plans():
 @pytest.mark.slow
 def test_plans_fill_the_budget(plans):
     """A mechanism of a plan charges all of it with the first answer, and answers no query more."""
-    for adjacency, found in plans.items():
-        names = [one.mechanism for one in found]
+    for adjacency, listed in plans.items():
+        names = [choice.mechanism for choice in listed]
         assert names == ["clipped-mixing", "clipped-log-pool", "pmixed"]
-        mixing = found[0].settings
+        mixing = listed[0].settings
         assert math.log(mixing["upper"]) == pytest.approx(-4 * math.log(mixing["lower"]))
-        for one in found:
-            assert 0.99 < one.epsilon <= 1.0
-            assert (one.adjacency, one.queries, one.num_models) == (adjacency, 508, 64)
-            mechanism, accountant = planned(one), Accountant(DELTA, adjacency=adjacency)
-            assert (mechanism.name, mechanism.planned_queries) == (one.mechanism, 508)
+        for choice in listed:
+            assert 0.99 < choice.epsilon <= 1.0
+            assert (choice.adjacency, choice.queries, choice.num_models) == (adjacency, 508, 64)
+            mechanism, accountant = planned(choice), Accountant(DELTA, adjacency=adjacency)
+            assert (mechanism.name, mechanism.planned_queries) == (choice.mechanism, 508)
             logits = torch.randn(64, 1, 8), torch.randn(1, 8)
             accountant.charge(mechanism.propose(*logits, rng=SecureRandom()))
             guarantee = accountant.guarantee()
             assert guarantee.epsilon <= 1.0 and guarantee.budget == 508
-            assert guarantee.epsilon == pytest.approx(one.epsilon, rel=1e-3)
+            assert guarantee.epsilon == pytest.approx(choice.epsilon, rel=1e-3)
             accountant.check_left(mechanism, 507)
             with pytest.raises(BudgetSpentError, match="1 of which are spent, got up to 508"):
                 accountant.check_left(mechanism, 508)
@@ -67,19 +67,19 @@ def test_a_ball_is_planned_inward(adjacency):
     """The ε left for the ball is rounded down, so no setting exceeds the target by an ulp."""
     for step in range(60):
         common = (0.8 + 0.37 * step, 10.0 ** -(3 + step % 7), 2 + 7 * step, 1 + 131 * step)
-        found = planner._pmixed(*common, adjacency)
-        assert found is None or 0.999 * common[0] < found.epsilon <= common[0], common
+        ball = planner._pmixed(*common, adjacency)
+        assert ball is None or 0.999 * common[0] < ball.epsilon <= common[0], common
 
 
 @pytest.mark.slow
 def test_a_box_beyond_what_its_widening_covers_is_planned_with_the_rounding():
-    found = planner._clipped_mixing(1.0, DELTA, 1000, 508, "zero_out", 8.0)
-    box = found.settings["lower"], found.settings["upper"]
+    choice = planner._clipped_mixing(1.0, DELTA, 1000, 508, "zero_out", 8.0)
+    box = choice.settings["lower"], choice.settings["upper"]
     error = answer_error(*box, 1000)
     assert box[1] / box[0] > 150 and error > 0
     pair = clipped_mixing_pair(*accounted_box(*box), 1000, "zero_out")
     bare = composed_epsilon(pair, 508, DELTA, points=PLANNED_POINTS)
-    assert bare + 2 * 508 * error <= found.epsilon <= 1.0
+    assert bare + 2 * 508 * error <= choice.epsilon <= 1.0
 
 
 def best_leakage(inner, models, queries):
@@ -95,10 +95,10 @@ def best_leakage(inner, models, queries):
 
 @pytest.mark.parametrize("target", [0.02, 0.1, 0.15, 1.0, 8.0])
 def test_the_best_order_of_a_ball_is_found(target):
-    found = planner._pmixed(target, DELTA, 64, 508, "zero_out")
-    assert found is not None and found.epsilon <= target
+    ball = planner._pmixed(target, DELTA, 64, 508, "zero_out")
+    assert ball is not None and ball.epsilon <= target
     best = best_leakage(target, 64, 508)
-    assert best * (1 - 1e-5) < found.settings["target_leakage"] < best * (1 + 1e-6)
+    assert best * (1 - 1e-5) < ball.settings["target_leakage"] < best * (1 + 1e-6)
 
 
 def test_plans_end_at_the_widest_settings_and_say_what_pays_for_nothing():
@@ -140,9 +140,9 @@ def test_inverse_questions(settings, adjacency, epsilon, models):
     assert queries > (40 if models < 100 else 400_000)
     cost = [epsilon_of(DELTA, models, queries + n, adjacency, **settings) for n in (0, 1)]
     assert cost[0] <= epsilon < cost[1]
-    found = models_for(epsilon / 2, DELTA, queries, adjacency, **settings)
-    cost = [epsilon_of(DELTA, found - n, queries, adjacency, **settings) for n in (0, 1)]
-    assert cost[0] <= epsilon / 2 < cost[1] and found > models
+    least = models_for(epsilon / 2, DELTA, queries, adjacency, **settings)
+    cost = [epsilon_of(DELTA, least - n, queries, adjacency, **settings) for n in (0, 1)]
+    assert cost[0] <= epsilon / 2 < cost[1] and least > models
 
 
 def test_ends_of_the_inverse_questions():
@@ -159,10 +159,10 @@ def test_ends_of_the_inverse_questions():
     "mechanism", [pytest.param("clipped-mixing", marks=pytest.mark.slow), "clipped-log-pool"]
 )
 def test_the_rule_takes_the_widest_within_epsilon(mechanism):
-    one = recommended(1.0, DELTA, 64, 500, mechanism=mechanism)
-    settings = dict(one.settings)
-    assert one.mechanism == mechanism and one.queries == 500
-    assert 0.99 < one.epsilon == epsilon_of(DELTA, 64, 500, "zero_out", **settings) <= 1.0
+    choice = recommended(1.0, DELTA, 64, 500, mechanism=mechanism)
+    settings = dict(choice.settings)
+    assert choice.mechanism == mechanism and choice.queries == 500
+    assert 0.99 < choice.epsilon == epsilon_of(DELTA, 64, 500, "zero_out", **settings) <= 1.0
     for name, value in settings.items():  # in four digits, as they are printed and saved
         assert float(f"{value:.4g}") == value, name
     wider = settings | {"upper": settings["upper"] * 1.01, "lower": settings["lower"] * 0.999}
@@ -170,20 +170,20 @@ def test_the_rule_takes_the_widest_within_epsilon(mechanism):
 
 
 def test_settings_are_rounded_inward():
-    given = {"lower": 0.77791, "upper": 1.60699, "scale": 1.99999}
-    assert rounded_inward(given) == {"lower": 0.778, "upper": 1.606, "scale": 1.999}
+    settings = {"lower": 0.77791, "upper": 1.60699, "scale": 1.99999}
+    assert rounded_inward(settings) == {"lower": 0.778, "upper": 1.606, "scale": 1.999}
     assert rounded_inward({"lower": -0.250999}) == {"lower": -0.2509}
     near = {"lower": 0.99871234, "upper": 1.00123456}
     assert rounded_inward(near) == {"lower": 0.998713, "upper": 1.001234}
     for distance in 10.0 ** np.random.default_rng(3).uniform(-15, -2, 200):
         box = {"lower": 1 - distance, "upper": 1 + distance}
-        found = rounded_inward(box)
-        assert box["lower"] <= found["lower"] < 1 < found["upper"] <= box["upper"]
+        rounded = rounded_inward(box)
+        assert box["lower"] <= rounded["lower"] < 1 < rounded["upper"] <= box["upper"]
 
 
 def test_other_numbers_of_shards_take_the_nearest_measured_one():
-    found = [nearest(models) for models in (1, 64, 173, 174, 547, 548, 65_536)]
-    assert found == [100, 100, 100, 300, 300, 1_000, 1_000]
-    one = recommended(3.0, DELTA, 64, 20_000, mechanism="clipped-log-pool")
-    assert kept_share(one) == kept_share(replace(one, num_models=SHARDS[0]))
-    assert kept_share(replace(one, num_models=1_000)) < kept_share(one)
+    shards = [nearest(models) for models in (1, 64, 173, 174, 547, 548, 65_536)]
+    assert shards == [100, 100, 100, 300, 300, 1_000, 1_000]
+    choice = recommended(3.0, DELTA, 64, 20_000, mechanism="clipped-log-pool")
+    assert kept_share(choice) == kept_share(replace(choice, num_models=SHARDS[0]))
+    assert kept_share(replace(choice, num_models=1_000)) < kept_share(choice)

@@ -52,7 +52,7 @@ def single_precision(self: Any, rng: Any) -> Any:
 
 def without_caveats(original: Any) -> Any:
     return lambda self, account, events: account.added(
-        [one for one in events if one != Caveat("seeded")]
+        [event for event in events if event != Caveat("seeded")]
     )
 
 
@@ -81,7 +81,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
      changed(lambda epsilon: epsilon * (1 - 1e-9)),
      "privacy/test_conversions.py::test_epsilon_of_gaussian_dp_keeps_delta_and_little_less_does_not"),
     ("adapmixed.privacy.composition:ShardBudget.for_epsilon", "a budget is rounded up",
-     lambda original: classmethod(lambda cls, *given: larger(original.__func__(cls, *given))),
+     lambda original: classmethod(lambda cls, *args: larger(original.__func__(cls, *args))),
      "privacy/test_accountant.py::test_a_budget_is_the_largest_for_its_epsilon"),
     ("adapmixed.mechanisms.paper:PMixED.per_query", "PMixED leaves no room for rounding",
      lambda original: property(lambda self: original.fget(self) * (1 + 1e-9)),
@@ -170,7 +170,7 @@ FAULTS: list[tuple[str, str, Replacement, str]] = [
      "::test_emptied_and_exhausted_members_answer_alike_to_the_last_bit"),
     # Every text has records of its own, and a batch is drawn from once.
     ("adapmixed.synthesis.run:dealt", "a record lies in every batch",
-     changed(lambda found: found._replace(slots=[found.slots[0]] * len(found.slots))),
+     changed(lambda deal: deal._replace(slots=[deal.slots[0]] * len(deal.slots))),
      "synthesis/test_run_synthesis.py::test_each_name_has_one_slot_at_most"),
     ("adapmixed.synthesis.run:Journal.begin", "a token is drawn before its batch is spent",
      instead(lambda self, batch: self.tokens.setdefault(batch, [])),
@@ -198,12 +198,12 @@ class Outcome:
 
 def outcome(tests: list[str], folder: Path) -> Outcome:
     """Run tests in this process until one fails."""
-    found = Outcome()
+    tally = Outcome()
     names = [str(ROOT / "tests" / test) for test in tests]
     options = ["-x", "-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}", f"--basetemp={folder}"]
-    status = pytest.main([*options, *names], plugins=[found])
+    status = pytest.main([*options, *names], plugins=[tally])
     assert status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-    return found
+    return tally
 
 
 def our_modules() -> list[Any]:
@@ -248,11 +248,11 @@ def planted(place: str, fault: Replacement) -> Iterator[None]:
 @pytest.fixture(scope="module", autouse=True)
 def without_a_fault(tmp_path_factory: pytest.TempPathFactory) -> None:
     tests = list(dict.fromkeys(test for *_, test in FAULTS))
-    found = outcome(tests, tmp_path_factory.mktemp("control"))
-    assert found.passed >= len(tests) and not found.failed
+    tally = outcome(tests, tmp_path_factory.mktemp("control"))
+    assert tally.passed >= len(tests) and not tally.failed
 
 
-@pytest.mark.parametrize("place, what, fault, test", FAULTS, ids=[one[1] for one in FAULTS])
+@pytest.mark.parametrize("place, what, fault, test", FAULTS, ids=[fault[1] for fault in FAULTS])
 def test_a_fault_is_caught(
     place: str, what: str, fault: Replacement, test: str, tmp_path: Path
 ) -> None:

@@ -40,7 +40,7 @@ def write_ensemble(
     folder: Path, base: Any, members: list[list[str] | None], zero: int | None = None
 ) -> None:
     """Write members of these target modules; None is a missing one."""
-    names = tuple(None if one is None else f"member-{i}" for i, one in enumerate(members))
+    names = tuple(None if modules is None else f"member-{i}" for i, modules in enumerate(members))
     written = [
         write_adapter(base, folder / name, seed=i, zero=i == zero, target_modules=members[i])
         for i, name in enumerate(names)
@@ -59,11 +59,11 @@ def in_processes(world: int, work: Callable[[int], None]) -> list[int]:
     """Start the work of every rank in a process of its own, as torchrun does."""
     port = free_port()
 
-    def one(rank: int) -> None:
+    def run(rank: int) -> None:
         os.environ |= environment(rank, world, port)
         work(rank)
 
-    return [forked(partial(one, rank)) for rank in range(world)]
+    return [forked(partial(run, rank)) for rank in range(world)]
 
 
 def started(
@@ -71,24 +71,24 @@ def started(
 ) -> list[int]:
     """Start ranks that store the result of the work, or its ValueError or RuntimeError."""
 
-    def one(rank: int) -> None:
-        found: object
+    def run(rank: int) -> None:
+        outcome: object
         module.TIMEOUT_SECONDS = timeout
         try:
             with joined() as ranks:
                 assert not ranks.alone
-                found = work(ranks)
+                outcome = work(ranks)
         except (ValueError, RuntimeError) as error:
-            found = error
-        (folder / f"rank-{rank}").write_bytes(pickle.dumps(found))
+            outcome = error
+        (folder / f"rank-{rank}").write_bytes(pickle.dumps(outcome))
 
-    return in_processes(world, one)
+    return in_processes(world, run)
 
 
 def commands(world: int, arguments: list[str], folder: Path) -> list[int]:
-    """Start `adapmixed` in `world` ranks, whose output goes to `folder`; see `said`."""
+    """Start `adapmixed` in `world` ranks, whose output goes to `folder`; see `texts`."""
 
-    def one(rank: int) -> None:
+    def run(rank: int) -> None:
         sys.stdout = open(folder / f"out-{rank}", "w", encoding="utf-8")
         sys.stderr = open(folder / f"err-{rank}", "w", encoding="utf-8")
         status = main(arguments)
@@ -96,10 +96,10 @@ def commands(world: int, arguments: list[str], folder: Path) -> list[int]:
         sys.stderr.flush()
         os._exit(status)
 
-    return in_processes(world, one)
+    return in_processes(world, run)
 
 
-def said(folder: Path, rank: int) -> tuple[str, str]:
+def texts(folder: Path, rank: int) -> tuple[str, str]:
     """Return standard output and error of a rank of `commands`."""
     return (folder / f"out-{rank}").read_text(), (folder / f"err-{rank}").read_text()
 
@@ -127,7 +127,7 @@ MODELS, POSITIONS, VOCAB = 5, 6, 61
 # Each mechanism with the epsilon of every shard's budget, or None. Some members, but not all, spend
 # their budgets before the last position.
 MECHANISMS: dict[str, tuple[Mechanism, float | None]] = {
-    **{name: (one, None) for name, one in PLAIN.items()},
+    **{name: (mechanism, None) for name, mechanism in PLAIN.items()},
     "adapmixed, orders": (AdaPMixED(3.0, 0.4, screen=None, loss_orders=(2.0, 3.0, 18.0)), None),
     "clipped-mixing, unsure": (ClippedMixing(0.6, 2.0, 100, public_confidence=0.2), None),
     "clipped-mixing, budgets": (ClippedMixing(0.5, 2.0, order=8.0), 1.27),

@@ -28,7 +28,7 @@ SHAPES: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.7, "top_k": 11})
 
 def served(ranks: Ranks, active: int | None = None) -> dict[str, Any]:
     """Return what generation and evaluation release and charge."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     ensemble: Any = SpreadEnsemble(ranks, vocab=61)
     prompt = torch.tensor([[1, 2], [3, 4], [5, 6]])
     for name, (mechanism, epsilon) in MECHANISMS.items():
@@ -41,18 +41,18 @@ def served(ranks: Ranks, active: int | None = None) -> dict[str, Any]:
             for shape in SHAPES
             for step in generator.stream_tokens(prompt, max_new_tokens=3, **shape)
         ]
-        found[name] = torch.stack(tokens).tolist()  # the same in all processes
+        results[name] = torch.stack(tokens).tolist()  # the same in all processes
         if accountant is not None:
             spent = [] if epsilon is None else accountant.spent.tolist()
-            found[f"{name}, charged"] = [str(accountant.guarantee()), accountant.charges, spent]
+            results[f"{name}, charged"] = [str(accountant.guarantee()), accountant.charges, spent]
     text = torch.randint(61, (30,), generator=torch.Generator().manual_seed(2)).tolist()
-    for one in evaluate(
+    for result in evaluate(
         ensemble, text, {name: mechanism for name, (mechanism, _) in MECHANISMS.items()},
         delta=1e-5, rng=SeededRandom(3), block=16, active=active,
         epsilon={name: epsilon for name, (_, epsilon) in MECHANISMS.items() if epsilon},
     ):  # fmt: skip
-        found[f"{one.name}, evaluated"] = [one.perplexity, str(one.guarantee)]
-    return found
+        results[f"{result.name}, evaluated"] = [result.perplexity, str(result.guarantee)]
+    return results
 
 
 @pytest.mark.parametrize("active", [None, 40])
@@ -62,8 +62,8 @@ def test_generation_and_evaluation_charge_as_one_process(
     expected = served(ALONE, active)
     main, *others = in_ranks(3, partial(served, active=active), tmp_path)
     assert main == expected
-    told = {name: expected[name] for name in MECHANISMS}
-    assert all({name: found[name] for name in told} == told for found in others)
+    shared = {name: expected[name] for name in MECHANISMS}
+    assert all({name: other[name] for name in shared} == shared for other in others)
 
 
 def test_processes_that_compare_other_facts_raise(tmp_path: Path) -> None:
@@ -82,35 +82,35 @@ def test_what_is_sent(tmp_path: Path) -> None:
         exchange, broadcast = dist.batch_isend_irecv, dist.broadcast
 
         def exchanged(operations: list[dist.P2POp]) -> Any:
-            sent["gather"] = sum(one.tensor.nbytes for one in operations)
+            sent["gather"] = sum(operation.tensor.nbytes for operation in operations)
             return exchange(operations)
 
-        def told(tensor: Tensor, src: int) -> Any:
+        def shared(tensor: Tensor, src: int) -> Any:
             sent["tell"] = tensor.nbytes
             return broadcast(tensor, src=src)
 
-        dist.batch_isend_irecv, dist.broadcast = exchanged, told  # in this forked process alone
+        dist.batch_isend_irecv, dist.broadcast = exchanged, shared  # in this forked process alone
         private, public = logits()
-        found = []
+        counts = []
         for repeated in (False, True):
             spread = ranks.over(MODELS, repeated=repeated)
-            own = spread.own(MODELS)
+            share = spread.own(MODELS)
             sent.clear()
-            rows = shaped(private[own], public, top_k=7)
+            rows = shaped(private[share], public, top_k=7)
             gathered = spread.gather(rows.private)
             whole = shaped(private, public, top_k=7).private
             assert (gathered is None) != spread.is_main
             assert gathered is None or torch.equal(gathered, whole)
             spread.tell(lambda: torch.zeros(POSITIONS), (POSITIONS,), torch.float32, public.device)
-            found.append(dict(sent))
-        return found
+            counts.append(dict(sent))
+        return counts
 
     for world, received, *sent in ((2, 2, 2), (3, 3, 2, 1)):
-        for count, found in zip((received, *sent), in_ranks(world, work, tmp_path), strict=True):
-            if isinstance(found, Exception):
-                raise found
-            told = {"tell": 4 * POSITIONS}
-            assert found == [{"gather": 4 * count * POSITIONS * 7, **told}, told]
+        for count, outcome in zip((received, *sent), in_ranks(world, work, tmp_path), strict=True):
+            if isinstance(outcome, Exception):
+                raise outcome
+            tell = {"tell": 4 * POSITIONS}
+            assert outcome == [{"gather": 4 * count * POSITIONS * 7, **tell}, tell]
 
 
 # Members are read by the ranks that have them.
@@ -129,13 +129,13 @@ IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [7, 7, 7, 8, 8, 8]])
 
 def answers(ensemble: Ensemble) -> list[tuple[Tensor, Tensor]]:
     """Return logits computed at once, in chunks, and from the cache."""
-    found = [ensemble.logits(IDS)]
+    rows = [ensemble.logits(IDS)]
     smallest = 2 * ensemble.sequence_bytes(IDS.shape[1])
     chunks = [part[1:3] for part in ensemble.iter_logits(IDS, memory_bytes=smallest)]
-    found.append((torch.cat([p for p, _ in chunks], 2), torch.cat([q for _, q in chunks], 1)))
+    rows.append((torch.cat([p for p, _ in chunks], 2), torch.cat([q for _, q in chunks], 1)))
     decoder = ensemble.decoder(IDS)
     decoder.append(torch.tensor([3, 4]))
-    return [*found, decoder.logits[:2]]
+    return [*rows, decoder.logits[:2]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -162,24 +162,24 @@ def test_ranks_answer_as_one_process(kind: str, tmp_path: Path) -> None:
         head.register_forward_hook(lambda *call: call[-1].mul_(1 + 2e-6 * ranks.rank))
         return str(ensemble.trunk), read, answers(ensemble)
 
-    alone = load()
-    expected = answers(alone)
+    whole = load()
+    expected = answers(whole)
     shared = {"all": "no block", "last": "the first 1 of 2", "mixed": "the first 1 of 2"}
-    assert str(alone.trunk).startswith(shared.get(kind, "all blocks"))
-    found = in_ranks(2, work, tmp_path)
+    assert str(whole.trunk).startswith(shared.get(kind, "all blocks"))
+    results = in_ranks(2, work, tmp_path)
     everyone = "head" in kind  # members of the output layer alone are computed everywhere
-    for rank, own in ((0, slice(0, 2)), (1, slice(2, 4))):
-        own = slice(0, 4) if everyone else own
-        trunk, read, rows = found[rank]
-        assert trunk == str(alone.trunk)
-        present = [f"member-{i}" for i, one in enumerate(KINDS[kind]) if one is not None]
-        assert read == [name for name in present if int(name[-1]) in range(own.start, own.stop)]
+    for rank, share in ((0, slice(0, 2)), (1, slice(2, 4))):
+        share = slice(0, 4) if everyone else share
+        trunk, read, rows = results[rank]
+        assert trunk == str(whole.trunk)
+        present = [f"member-{i}" for i, modules in enumerate(KINDS[kind]) if modules is not None]
+        assert read == [name for name in present if int(name[-1]) in range(share.start, share.stop)]
         for (private, public), (leading_private, leading), (all_private, q) in zip(
-            rows, found[0][2], expected, strict=True
+            rows, results[0][2], expected, strict=True
         ):
             assert len(private) == len(leading_private) == (4 if everyone else 2)
-            torch.testing.assert_close(private, all_private[own], rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(private, all_private[share], rtol=1e-5, atol=1e-6)
             torch.testing.assert_close(public, q, rtol=1e-5, atol=1e-6)
             assert torch.equal(public, leading)  # one public row for all, in every bit
-            for i, layers in enumerate(KINDS[kind][own]):
+            for i, layers in enumerate(KINDS[kind][share]):
                 assert torch.equal(private[i], public) == (layers is None)

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from processes import status_of, until
-from rank_cases import commands, free_port, in_ranks, result, said, started, write_models
+from rank_cases import commands, free_port, in_ranks, result, started, texts, write_models
 from result_cases import DELTA, EPSILONS, MECHANISMS, numbers
 from safetensors.torch import load_file, save_file
 
@@ -69,16 +69,16 @@ def test_evaluate_in_two_ranks(models: Path, tmp_path: Path) -> None:
     arguments += ["--queries", "40", "--block", "16", "--json"]
     assert main([*arguments, str(tmp_path / "1.json")]) == 0
     children = commands(2, [*arguments, str(tmp_path / "2.json")], tmp_path)
-    assert [status_of(child) for child in children] == [0, 0], said(tmp_path, 0)
-    assert "\nbase on text.txt" in said(tmp_path, 0)[0] and said(tmp_path, 1)[0] == ""
-    two = json.loads((tmp_path / "2.json").read_text("utf-8"))
-    one = json.loads((tmp_path / "1.json").read_text("utf-8"))
-    assert two["config"]["ranks"] == 2 and one["config"]["ranks"] == 1
-    for mine, theirs in zip(one["methods"], two["methods"], strict=True):
+    assert [status_of(child) for child in children] == [0, 0], texts(tmp_path, 0)
+    assert "\nbase on text.txt" in texts(tmp_path, 0)[0] and texts(tmp_path, 1)[0] == ""
+    spread = json.loads((tmp_path / "2.json").read_text("utf-8"))
+    single = json.loads((tmp_path / "1.json").read_text("utf-8"))
+    assert spread["config"]["ranks"] == 2 and single["config"]["ranks"] == 1
+    for mine, theirs in zip(single["methods"], spread["methods"], strict=True):
         assert mine["name"] == theirs["name"] and mine["queries"] == theirs["queries"] == 40
         ours, others = math.log(mine["perplexity"]), math.log(theirs["perplexity"])
         assert abs(ours - others) < 1e-6
-        epsilons = [one["epsilon"] or 0.0 for one in (mine, theirs)]  # unprotected: None
+        epsilons = [method["epsilon"] or 0.0 for method in (mine, theirs)]  # unprotected: None
         assert epsilons[0] == pytest.approx(epsilons[1], rel=1e-4, abs=1e-9)
 
 
@@ -122,7 +122,7 @@ def test_refused_in_ranks(
     assert [status_of(child) for child in children] == [2] * 4
     for rank in range(4):
         assert (
-            "at most as many as members, got 4 processes for 3 members" in said(tmp_path, rank)[1]
+            "at most as many as members, got 4 processes for 3 members" in texts(tmp_path, rank)[1]
         )
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -139,13 +139,13 @@ def test_a_killed_rank_ends_the_command(models: Path, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger.db"
     planned = ["--mechanism", f"{POOL[1]} queries=100000", "--ledger", str(ledger)]
     arguments = ["generate", *options(models), *planned, "--batch", "1", "--prompt", "The"]
-    many = ["--prompt", "The"] * 999
-    children = commands(2, [*arguments, *many, "--max-new-tokens", "30"], tmp_path)
+    prompts = ["--prompt", "The"] * 999
+    children = commands(2, [*arguments, *prompts, "--max-new-tokens", "30"], tmp_path)
     output = tmp_path / "out-0"
     until(lambda: output.exists() and output.stat().st_size >= 20, seconds=45)  # in the middle
     os.kill(children[1], signal.SIGKILL)
     assert [status_of(child) for child in children] == [2, -signal.SIGKILL]
-    text = said(tmp_path, 0)[1]
+    text = texts(tmp_path, 0)[1]
     assert (
         "adapmixed generate: another rank has ended, or not answered for 300 s, while rank 0 of"
         in text
@@ -154,11 +154,11 @@ def test_a_killed_rank_ends_the_command(models: Path, tmp_path: Path) -> None:
     assert f"holds {reading.charges} records" in text
     assert 1 < reading.guarantee.queries < 30_000
     children = commands(2, [*arguments, "--max-new-tokens", "8"], tmp_path)
-    assert [status_of(child) for child in children] == [0, 0], said(tmp_path, 0)
+    assert [status_of(child) for child in children] == [0, 0], texts(tmp_path, 0)
     again = read_ledger(ledger)
     assert again.guarantee.queries == reading.guarantee.queries + 8
-    assert f"holds {again.charges} records" in said(tmp_path, 0)[1]
-    assert said(tmp_path, 1) == ("", "")
+    assert f"holds {again.charges} records" in texts(tmp_path, 0)[1]
+    assert texts(tmp_path, 1) == ("", "")
 
 
 # An evaluation that is killed continues from its result file, on any number of ranks.
@@ -176,11 +176,11 @@ def answer(
 ) -> list[Any]:
     ensemble = Ensemble.from_pretrained(models / "base", models / "ensemble", ranks=ranks)
     with patch.object(loop, "SAVE_SECONDS", 0.0):
-        found = evaluate(
+        results = evaluate(
             ensemble, TOKENS, MECHANISMS, queries=QUERIES, delta=DELTA,
             rng=SeededRandom(3), block=BLOCK, epsilon=EPSILONS, result=path, progress=progress,
         )  # fmt: skip
-    return numbers(found)
+    return numbers(results)
 
 
 def killed(models: Path, path: Path, folder: Path, after: int, victims: tuple[int, ...]) -> None:

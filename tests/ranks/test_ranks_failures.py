@@ -97,9 +97,9 @@ def test_a_rank_that_ends_or_hangs_ends_the_run(
     error = result(tmp_path, 1 - victim)
     assert isinstance(error, ProcessError)
     assert f" while rank {1 - victim} of 2 waited for it" in str(error)
-    known, paid = released(tmp_path), charged(tmp_path)
-    assert known <= paid <= known + SEQUENCES
-    assert (number <= 5) == (known == 0)  # the others are in the middle
+    answered, paid = released(tmp_path), charged(tmp_path)
+    assert answered <= paid <= answered + SEQUENCES
+    assert (number <= 5) == (answered == 0)  # the others are in the middle
 
 
 def test_no_rank_knows_a_token_before_it_is_charged(tmp_path: Path) -> None:
@@ -179,10 +179,10 @@ def test_the_main_process_says_which_sequences_end(tmp_path: Path) -> None:
             max_new_tokens=STEPS,
             stop=lambda: torch.arange(2) == (ends if next(calls) == 2 else -1),
         )
-        return [one.tolist() for one in steps]
+        return [step.tolist() for step in steps]
 
     expected = tokens(ALONE, 0)
-    assert [one[0] for one in expected[2:]] == [-1, -1]
+    assert [step[0] for step in expected[2:]] == [-1, -1]
     assert in_ranks(2, lambda ranks: tokens(ranks, ranks.rank), tmp_path) == [expected] * 2
 
 
@@ -236,12 +236,12 @@ def test_ranks_that_cannot_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_ranks_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {(): Rank(0, 1), ("5", "8", "1"): Rank(5, 8, 1), ("0", "2"): Rank(0, 2)}
-    for given in (*found, ("0",), ("2", "2"), ("-1", "2"), ("0", "2", "x")):
+    expected = {(): Rank(0, 1), ("5", "8", "1"): Rank(5, 8, 1), ("0", "2"): Rank(0, 2)}
+    for values in (*expected, ("0",), ("2", "2"), ("-1", "2"), ("0", "2", "x")):
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-        monkeypatch.setattr(os, "environ", dict(zip(names, given, strict=False)))
-        if given in found:
-            assert Rank.from_environment() == found[given]
+        monkeypatch.setattr(os, "environ", dict(zip(names, values, strict=False)))
+        if values in expected:
+            assert Rank.from_environment() == expected[values]
             continue
         with pytest.raises(ValueError, match="RANK and WORLD_SIZE must be integers"):
             Rank.from_environment()

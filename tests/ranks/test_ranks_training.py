@@ -62,14 +62,14 @@ def test_ranks_give_the_same_even_if_one_is_killed(tmp_path: Path) -> None:
 def test_ranks_update(tmp_path: Path) -> None:
     """Both of them have members whose text has changed."""
     base, newer = write_base(tmp_path / "base"), [row for row in rows() if row["user"] > USERS[1]]
-    one, two = (
+    single, spread = (
         a_run(tmp_path, base, name, num_models=16, share_shards=False) for name in ("one", "two")
     )
-    assert trained(one) == trained(two)
+    assert trained(single) == trained(spread)
     write_corpus(tmp_path / "corpus.jsonl", newer)
-    in_ranks(2, lambda ranks: trained(two, ranks=ranks, update=True), tmp_path)
-    assert trained(one, update=True) == contents(two.output)
-    assert sum(shard["documents"] > 0 for shard in read_manifest(two.output).shards) == 10
+    in_ranks(2, lambda ranks: trained(spread, ranks=ranks, update=True), tmp_path)
+    assert trained(single, update=True) == contents(spread.output)
+    assert sum(shard["documents"] > 0 for shard in read_manifest(spread.output).shards) == 10
 
 
 def test_ranks_wait_longer_than_their_timeout(tmp_path: Path) -> None:
@@ -85,8 +85,8 @@ def test_ranks_wait_longer_than_their_timeout(tmp_path: Path) -> None:
 
         children += started(2, work, tmp_path / f"{slow}", timeout=3.0)
     assert [status_of(child) for child in children] == [0] * 4
-    found = [result(tmp_path / f"{slow}", rank) for slow in range(2) for rank in range(2)]
-    assert found == [None] * 4
+    results = [result(tmp_path / f"{slow}", rank) for slow in range(2) for rank in range(2)]
+    assert results == [None] * 4
 
 
 def test_ranks_that_train_something_else(tmp_path: Path) -> None:

@@ -133,19 +133,19 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **settings: Any
     ) -> list[tuple[float, bool]]:
         """Return (log-likelihood in nats, whether every token is the likeliest) of each request."""
-        asked = [(context, continuation) for _, context, continuation in requests]
-        self._check(asked)
-        return [self._score(*one) for one in asked]
+        pairs = [(context, continuation) for _, context, continuation in requests]
+        self._check(pairs)
+        return [self._score(*pair) for pair in pairs]
 
-    def _check(self, asked: Sequence[_Scored]) -> None:
+    def _check(self, pairs: Sequence[_Scored]) -> None:
         """Raise ValueError for bad requests before the models run."""
-        for context, continuation in asked:
+        for context, continuation in pairs:
             if not context or not continuation or len(continuation) >= self.max_length:
                 raise ValueError(
                     f"a continuation must have 1 to {self.max_length - 1} tokens after a context "
                     f"of at least one, got {len(continuation)} after {len(context)}"
                 )
-        queries = sum(len(continuation) for _, continuation in asked)
+        queries = sum(len(continuation) for _, continuation in pairs)
         self._accountant.check_left(self._mechanism, queries)
 
     def _score(self, context: list[int], continuation: list[int]) -> tuple[float, bool]:

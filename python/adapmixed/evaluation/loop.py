@@ -123,7 +123,7 @@ def evaluate(
     check_active(active)
     ranks, origin = ensemble.ranks, Origin.of(ensemble, active)
     windows = plan_windows(len(tokens), ensemble.longest_text, block, queries, stride)
-    total = sum(one.queries for one in windows)
+    total = sum(w.queries for w in windows)
     budgets = dict(epsilon) if isinstance(epsilon, Mapping) else dict.fromkeys(mechanisms, epsilon)
     if unknown := sorted(budgets.keys() - mechanisms.keys()):
         raise ValueError(f"epsilon must name mechanisms of this evaluation, got {unknown!r}")
@@ -141,7 +141,7 @@ def evaluate(
         "delta": delta,
         "adjacency": adjacency,
         "diagnostics": diagnostics,
-        "mechanisms": [(name, repr(one), budgets.get(name)) for name, one in mechanisms.items()],
+        "mechanisms": [(name, repr(m), budgets.get(name)) for name, m in mechanisms.items()],
     }
     ranks.agree(described | {"memory_bytes": memory_bytes, "result": result is not None})
 
@@ -152,7 +152,7 @@ def evaluate(
         return Tally(name, accountant, Utility() if diagnostics else None)
 
     state = State(tuple(map(begun_tally, mechanisms)))
-    sources = [rng.child(one.name) for one in mechanisms.values()]
+    sources = [rng.child(m.name) for m in mechanisms.values()]
     path = None if result is None else Path(result)
     randomness = {"seed": rng.seed, "label": rng.label} if isinstance(rng, SeededRandom) else None
     configuration = described | {"randomness": randomness}  # nothing of a key
@@ -181,7 +181,7 @@ def evaluate(
         if progress is not None and ranks.is_main:
             progress(before[state.place] + more, total)
 
-    before = [0, *accumulate(one.queries for one in windows)]
+    before = [0, *accumulate(w.queries for w in windows)]
     room = LogitsRoom()
     with nullcontext() if path is None or not ranks.is_main else sole_writer(path):
         if path is not None:
@@ -210,7 +210,7 @@ def evaluate(
                 saved = time.monotonic()
     if not ranks.is_main:
         return []
-    return compared([one.result(state.forward_seconds) for one in state.tallies])
+    return compared([tally.result(state.forward_seconds) for tally in state.tallies])
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,20 +256,20 @@ def plan_windows(
     if stride is not None:  # every scored token has at least block - stride tokens of context
         check_count("stride", stride, 1, block - 1)
         cuts += f" that slide by {stride}"
-    found, first, left = list[Window](), 1, length if queries is None else queries
+    windows, first, left = list[Window](), 1, length if queries is None else queries
     for at in range(0, length, stride or block):
         first = first if stride else at + 1
         stop = min(at + block, length, first + left)  # the last window ends with the queries
         if first < stop:
-            found.append(Window(at, first, stop))
-            first, left = stop, left - found[-1].queries
-    scored = sum(one.queries for one in found)
+            windows.append(Window(at, first, stop))
+            first, left = stop, left - windows[-1].queries
+    scored = sum(w.queries for w in windows)
     if scored < (queries or 1):
         raise ValueError(
             f"queries must be at least 1 and at most {scored} ({length} tokens in {cuts} offer no "
             f"more), got {queries or 0}"
         )
-    return found
+    return windows
 
 
 def block_of(window: int | None, block: int | None) -> int:
@@ -340,16 +340,16 @@ class Tally:
         """
         guarantee, queries = self.accountant.guarantee(), self.accountant.queries
         ended = self.calls % self.step == 0
-        found = (self.points if ended else self._with_this()).tolist()
+        points = (self.points if ended else self._with_this()).tolist()
         return Evaluation(
             name=self.name,
-            perplexity=found[-1][2],
+            perplexity=points[-1][2],
             queries=queries,
             guarantee=guarantee,
             screened=0.0 if guarantee.kind == "public" else self.screened / queries,
             tokens_per_second=queries / (self.seconds + forward_seconds),
-            curve=tuple((int(n), None if math.isnan(cost) else cost) for n, cost, _ in found),
-            perplexities=tuple((int(n), perplexity) for n, _, perplexity in found),
+            curve=tuple((int(n), None if math.isnan(cost) else cost) for n, cost, _ in points),
+            perplexities=tuple((int(n), perplexity) for n, _, perplexity in points),
             breakdown=self.accountant.breakdown(),
             utility=None if self.utility is None else self.utility.report(),
         )
@@ -379,7 +379,7 @@ class State:
 
 
 READERS["Accountant"] = Accountant.from_state
-READERS["tuple[Tally, ...]"] = lambda found: tuple(from_json(Tally, one) for one in found)
+READERS["tuple[Tally, ...]"] = lambda written: tuple(from_json(Tally, tally) for tally in written)
 
 
 def _digest(tokens: Sequence[int]) -> str:
@@ -435,12 +435,12 @@ def _read(path: Path, configuration: Mapping[str, Any]) -> State:
     content = read_versioned(path, FORMAT_VERSION, "configuration", "state", "checksum")
     if _written(content["configuration"], content["state"]) != path.read_bytes():
         raise ValueError(f"{path} must be as evaluate wrote it (--result), its checksum differs")
-    found = content["configuration"]
-    for name in [*configuration, *found]:
-        now, then = canonical(configuration.get(name)), canonical(found.get(name))
-        if now != then:
+    stored = content["configuration"]
+    for name in [*configuration, *stored]:
+        wanted, then = canonical(configuration.get(name)), canonical(stored.get(name))
+        if wanted != then:
             raise ValueError(
-                f"{path} must be of the same evaluation to be resumed: {name} is {now}, but the "
+                f"{path} must be of the same evaluation to be resumed: {name} is {wanted}, but the "
                 f"file was begun with {then}"
             )
     return from_json(State, content["state"])

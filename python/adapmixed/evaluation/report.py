@@ -118,31 +118,31 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of report.json; infinities are still floats."""
-        known = vars(self.guarantee) | vars(self)
-        known |= {"planned": self.guarantee.budget, "guarantee": str(self.guarantee)}
-        return {name: known[name] for name in _ENTRIES.split()}
+        values = vars(self.guarantee) | vars(self)
+        values |= {"planned": self.guarantee.budget, "guarantee": str(self.guarantee)}
+        return {name: values[name] for name in _ENTRIES.split()}
 
 
 def compared(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     """Return the results with `change`, `difference` and `kept`, from these results alone."""
-    public = next((one for one in evaluations if one.guarantee.kind == "public"), None)
+    public = next((result for result in evaluations if result.guarantee.kind == "public"), None)
     if public is None:
-        return [replace(one, change=None, difference=None, kept=None) for one in evaluations]
-    free = [one for one in evaluations if one.guarantee.kind == "none"]
-    told = [one for one in free if gain_kept(one, public, one) is not None] or free
-    best = min(told, key=lambda one: one.perplexity, default=None)
-    found = []
-    for one in evaluations:
+        return [replace(result, change=None, difference=None, kept=None) for result in evaluations]
+    free = [result for result in evaluations if result.guarantee.kind == "none"]
+    certain = [result for result in free if gain_kept(result, public, result) is not None] or free
+    best = min(certain, key=lambda result: result.perplexity, default=None)
+    results = []
+    for result in evaluations:
         change, difference, kept = None, None, None
         if math.isfinite(public.perplexity):
-            change = one.perplexity / public.perplexity - 1.0
-        if one.guarantee.kind != "public":
-            difference = paired_difference([one], [public])
-        if best is not None and one is not public:
-            share, error = gain_kept(one, public, best) or (None, None)
+            change = result.perplexity / public.perplexity - 1.0
+        if result.guarantee.kind != "public":
+            difference = paired_difference([result], [public])
+        if best is not None and result is not public:
+            share, error = gain_kept(result, public, best) or (None, None)
             kept = {"of": best.name, "share": share, "error": error}
-        found.append(replace(one, change=change, difference=difference, kept=kept))
-    return found
+        results.append(replace(result, change=change, difference=difference, kept=kept))
+    return results
 
 
 def paired_difference(
@@ -162,10 +162,10 @@ def paired_difference(
         "mean", "low" and "high" in nats per token, and "blocks". "low" and "high" are None with
         fewer than `LEAST_BLOCKS` blocks. None if a perplexity is infinite.
     """
-    found = _gaps(method, public)
-    if found is None:
+    blocks = _gaps(method, public)
+    if blocks is None:
         return None
-    counts, gaps = found
+    counts, gaps = blocks
     result: dict[str, float | int | None] = {"mean": float(gaps.sum() / counts.sum())}
     result |= {"low": None, "high": None, "blocks": len(gaps)}
     if len(gaps) >= LEAST_BLOCKS:
@@ -187,10 +187,10 @@ def gain_kept(
         reference's gain lies above zero, or if a perplexity is infinite.
     """
     gain = paired_difference([reference], [public])
-    own, whole = _gaps([method], [public]), _gaps([reference], [public])
-    if gain is None or own is None or whole is None or gain["high"] is None or gain["high"] >= 0:
+    part, whole = _gaps([method], [public]), _gaps([reference], [public])
+    if gain is None or part is None or whole is None or gain["high"] is None or gain["high"] >= 0:
         return None
-    mine, theirs = own[1], whole[1]
+    mine, theirs = part[1], whole[1]
     without = (mine.sum() - mine) / (theirs.sum() - theirs)
     squares = ((without - without.mean()) ** 2).sum() * (len(mine) - 1) / len(mine)
     return float(mine.sum() / theirs.sum()), math.sqrt(squares)
@@ -198,31 +198,31 @@ def gain_kept(
 
 def _gaps(method: Sequence[Evaluation], public: Sequence[Evaluation]) -> NDArray[np.float64] | None:
     """Return (2, blocks): the queries of each, and the method's loss above the public model's."""
-    values = [value for one in (*method, *public) for _, value in one.perplexities]
+    values = [value for result in (*method, *public) for _, value in result.perplexities]
     if not all(map(math.isfinite, values)):
         return None
-    own, other = (np.concatenate([_losses(one) for one in each]) for each in (method, public))
-    return np.stack([own[:, 0], own[:, 1] - other[:, 1]])
+    mine, other = (np.concatenate([_losses(r) for r in each]) for each in (method, public))
+    return np.stack([mine[:, 0], mine[:, 1] - other[:, 1]])
 
 
-def _losses(one: Evaluation) -> NDArray[np.float64]:
+def _losses(result: Evaluation) -> NDArray[np.float64]:
     """Return (queries, loss in nats) of every block, from the perplexities so far."""
-    points = np.array([(0, 0.0), *((n, n * math.log(value)) for n, value in one.perplexities)])
-    count = min(MOST_BLOCKS, max(1, one.queries // BLOCK))
-    wanted = np.arange(count + 1) * one.queries / count
+    points = np.array([(0, 0.0), *((n, n * math.log(value)) for n, value in result.perplexities)])
+    count = min(MOST_BLOCKS, max(1, result.queries // BLOCK))
+    wanted = np.arange(count + 1) * result.queries / count
     return np.diff(points[np.unique(np.searchsorted(points[:, 0], wanted))], axis=0)
 
 
-def row(one: Evaluation) -> list[str]:
+def row(result: Evaluation) -> list[str]:
     """Return the cells of a result, in the order of `TITLES`."""
     return [
-        one.name,
-        format_perplexity(one.perplexity),
-        format_against(one.change, one.difference),
-        format_kept(one.kept),
-        show_epsilon(one.guarantee.epsilon),
-        covered(one),
-        format_promise(one),
+        result.name,
+        format_perplexity(result.perplexity),
+        format_against(result.change, result.difference),
+        format_kept(result.kept),
+        show_epsilon(result.guarantee.epsilon),
+        covered(result),
+        format_promise(result),
     ]
 
 
@@ -236,20 +236,20 @@ def format_neighbours(adjacency: str | None) -> str:
     return MISSING if adjacency is None else NEIGHBOUR_LABELS.get(adjacency, adjacency)
 
 
-def format_promise(one: Evaluation) -> str:
+def format_promise(result: Evaluation) -> str:
     """Return the kind and the adjacency of an ε."""
-    kind, adjacency = one.guarantee.kind, one.guarantee.adjacency
+    kind, adjacency = result.guarantee.kind, result.guarantee.adjacency
     words = KIND_LABELS.get(kind, kind)
     return words if adjacency is None else f"{words}, {format_neighbours(adjacency)}"
 
 
-def covered(one: Evaluation) -> str:
+def covered(result: Evaluation) -> str:
     """Return the tokens that ε covers, or `MISSING` without an ε."""
-    if one.guarantee.kind in ("public", "none"):
+    if result.guarantee.kind in ("public", "none"):
         return MISSING
-    if one.guarantee.method == "per-shard budget":
+    if result.guarantee.method == "per-shard budget":
         return "any number of tokens"
-    return f"{one.guarantee.budget or one.queries:,} tokens"
+    return f"{result.guarantee.budget or result.queries:,} tokens"
 
 
 def format_kept(kept: Mapping[str, Any] | None) -> str:
@@ -342,7 +342,7 @@ class Report:
         """
         content = {
             "format_version": REPORT_VERSION,
-            "methods": [one.to_json() for one in self.evaluations],
+            "methods": [result.to_json() for result in self.evaluations],
             "sample": self.sample,
             "environment": self.environment,
             "config": self.config,
@@ -369,38 +369,38 @@ class Report:
 
     def utility_rows(self) -> list[list[str]]:
         """Return the cells under `UTILITY_TITLES` of the methods that have such numbers."""
-        found = []
-        for one in self.evaluations:
-            if one.utility is not None:
-                values = (one.utility[key] for key in ("gap", "mean_bound", "bound"))
+        rows = []
+        for result in self.evaluations:
+            if result.utility is not None:
+                values = (result.utility[key] for key in ("gap", "mean_bound", "bound"))
                 cells = [MISSING if value is None else f"{value:.4g}" for value in values]
-                found.append([one.name, *cells])
-        return found
+                rows.append([result.name, *cells])
+        return rows
 
     def text(self) -> str:
         """Return what was run, the tables and, at the end, the verdict on every mechanism."""
         table = aligned([TITLES, *map(row, self.evaluations)], NUMBERS)
         lines = [printable(self.words()), "", *table]
-        if any(one.difference and one.difference["low"] is not None for one in self.evaluations):
+        if any(e.difference and e.difference["low"] is not None for e in self.evaluations):
             lines += ["", *textwrap.wrap(f"{INTERVAL_WORDS} {KEPT_WORDS}", 100)]
-        for one in self.evaluations:
-            said = printable(f"{one.name}: {one.guarantee}")
-            lines += ["", textwrap.fill(said, 100, subsequent_indent="  ", break_on_hyphens=False)]
+        for result in self.evaluations:
+            text = printable(f"{result.name}: {result.guarantee}")
+            lines += ["", textwrap.fill(text, 100, subsequent_indent="  ", break_on_hyphens=False)]
         if rows := self.utility_rows():
             lines += ["", "PRIVATE, for the operator: the utility theorem (nats per token)."]
             lines += aligned([UTILITY_TITLES, *rows], (False, True, True, True))
             lines += ["", *textwrap.wrap(UTILITY_WORDS, 100)]
-        sentences = [printable(one) for one in self.verdict()]
+        sentences = [printable(sentence) for sentence in self.verdict()]
         return "\n".join([*lines, *([""] if sentences else []), *sentences])
 
     def verdict(self) -> list[str]:
         """Return which share of the gain without protection each mechanism keeps, at which ε."""
         kinds = ("fixed", "data-dependent, ex-post")
         methods = self.evaluations
-        rated = [(one, one.kept) for one in methods if one.guarantee.kind in kinds and one.kept]
+        rated = [(m, m.kept) for m in methods if m.guarantee.kind in kinds and m.kept]
         if not rated:
             return []
-        (best,) = (one for one in methods if one.name == rated[0][1]["of"])
+        (best,) = (m for m in methods if m.name == rated[0][1]["of"])
         called = "the unprotected ensemble" if best.name == "unprotected" else f"'{best.name}'"
         if best.kept is None or best.kept["share"] is None:
             change = format_against(None, best.difference)
@@ -409,14 +409,14 @@ class Report:
                 why = f"that takes {BLOCK * LEAST_BLOCKS} scored tokens"
             return [f"No share of the gain is stated: {why}."]
         sentences = []
-        for one, kept in rated:
+        for result, kept in rated:
             words = format_kept(kept)
             if (kept["share"] or 0.0) <= 0:  # no share: its perplexity is infinite
                 words = f"nothing ({words})"
-            private = "" if one.guarantee.kind == "fixed" else " (a private number)"
+            private = "" if result.guarantee.kind == "fixed" else " (a private number)"
             sentences.append(
-                f"{one.name} keeps {words} of what {called} gains, at ε = "
-                f"{show_epsilon(one.guarantee.epsilon)}{private} for {covered(one)}."
+                f"{result.name} keeps {words} of what {called} gains, at ε = "
+                f"{show_epsilon(result.guarantee.epsilon)}{private} for {covered(result)}."
             )
         return sentences
 
@@ -448,8 +448,8 @@ def _processor() -> str | None:
         facts = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return platform.processor() or None
-    found = re.search(r"^model name\s*:\s*(.*)$", facts, re.MULTILINE)
-    return found[1] if found else None
+    match = re.search(r"^model name\s*:\s*(.*)$", facts, re.MULTILINE)
+    return match[1] if match else None
 
 
 def plain(value: object, where: str) -> Any:
@@ -468,8 +468,8 @@ def plain(value: object, where: str) -> Any:
             raise ValueError(f"{where} must not hold NaN")
         return constant.replace("Infinity", "inf")
 
-    def other(one: Any) -> Any:  # what json does not write: mappings, numbers of numpy
-        return one.item() if isinstance(one, np.generic) else dict(one.items())
+    def other(entry: Any) -> Any:  # what json does not write: mappings, numbers of numpy
+        return entry.item() if isinstance(entry, np.generic) else dict(entry.items())
 
     try:
         text = json.dumps(value, ensure_ascii=False, default=other)

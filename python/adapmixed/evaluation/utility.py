@@ -42,20 +42,20 @@ class Utility:
             answer: its answer, with log-probabilities of the targets.
             targets: (B,) int64 token ids.
         """
-        found = ticket._distribution
-        rows, mixed = found.rows, found.projection
+        distribution = ticket._distribution
+        rows, mixed = distribution.rows, distribution.projection
         # Others are no mixture Σ_i [λ_i p_i + (1−λ_i) q]/N, or one over a subset of the members.
-        if type(found) is not NextToken or not isinstance(mixed, Projection):
+        if type(distribution) is not NextToken or not isinstance(mixed, Projection):
             return
         if ticket.mechanism.name in UNPROTECTED:
             return
         places, share = rows.places(targets)
         index = places.unsqueeze(-1)
         at = rows.private.gather(2, index.expand(len(rows.private), -1, 1)).squeeze(2).double()
-        own = _array(at - mixed.private_lse + share)
+        private = _array(at - mixed.private_lse + share)
         public = _array(rows.public.gather(1, index).squeeze(1).double() - mixed.public_lse + share)
-        largest = utility_terms(own, public, 1.0 - _array(mixed.weight)).max(0)
-        ensemble = np.logaddexp.reduce(own, 0) - math.log(len(own))
+        largest = utility_terms(private, public, 1.0 - _array(mixed.weight)).max(0)
+        ensemble = np.logaddexp.reduce(private, 0) - math.log(len(private))
         assert answer.log_prob is not None  # targets were given
         bound, terms, loss, ensemble_loss = self.sums.tolist()
         bound, terms = max(bound, float(largest.max())), _sum_up(terms, largest)
@@ -77,14 +77,14 @@ class Utility:
         if not self.queries:
             return None
         bound, *sums = self.sums.tolist()
-        mean_bound, loss, ensemble_loss = (one / self.queries for one in sums)
+        mean_bound, loss, ensemble_loss = (total / self.queries for total in sums)
         gap = None if math.isinf(loss) and math.isinf(ensemble_loss) else loss - ensemble_loss
-        told = {"bound": bound, "mean_bound": mean_bound, "loss": loss}
-        return told | {"ensemble_loss": ensemble_loss, "gap": gap}
+        sides = {"bound": bound, "mean_bound": mean_bound, "loss": loss}
+        return sides | {"ensemble_loss": ensemble_loss, "gap": gap}
 
 
 def utility_terms(
-    own: NDArray[np.float64], public: NDArray[np.float64], complement: NDArray[np.float64]
+    private: NDArray[np.float64], public: NDArray[np.float64], complement: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Return the terms of the paper's theorem util_analysis, (N, B), in nats.
 
@@ -94,14 +94,14 @@ def utility_terms(
     holds wherever its left side is defined.
 
     Args:
-        own: (N, B) log p_j(x_t).
+        private: (N, B) log p_j(x_t).
         public: (B,) log p_0(x_t).
         complement: (N, B) 1 − λ_j.
     """
     with np.errstate(invalid="ignore"):
-        terms = complement * (own - public)
+        terms = complement * (private - public)
     terms = np.where(complement == 0.0, 0.0, terms)
-    return np.where(np.isneginf(own), -np.inf, terms)
+    return np.where(np.isneginf(private), -np.inf, terms)
 
 
 def _sum_up(total: float, values: NDArray[np.float64]) -> float:

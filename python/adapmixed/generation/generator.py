@@ -172,13 +172,13 @@ class PrivateGenerator:
         """
         for name in refused:
             if name in REASONS:
-                given = f"must not be given, got {refused[name]!r}"
-                raise ValueError(f"{name} {given}: {REASONS[name]}")
+                problem = f"must not be given, got {refused[name]!r}"
+                raise ValueError(f"{name} {problem}: {REASONS[name]}")
             raise TypeError(f"unexpected keyword argument {name!r}")
-        asked = [self._ids(text) for text in texts_of(prompts)]
-        ids, mask = left_padded(asked)
+        encoded = [self._ids(text) for text in texts_of(prompts)]
+        ids, mask = left_padded(encoded)
         stops = stop_tokens(self._tokenizer, stop_strings, self.ensemble.vocab_size)
-        texts = [""] * len(asked)
+        texts = [""] * len(encoded)
 
         def ended() -> Tensor:
             return torch.tensor([any(stop in text for stop in stop_strings) for text in texts])
@@ -194,7 +194,7 @@ class PrivateGenerator:
         )
 
         def pieces() -> Iterator[list[str]]:
-            decoded = [Continuation(self._tokenizer, prompt) for prompt in asked]
+            decoded = [Continuation(self._tokenizer, prompt) for prompt in encoded]
             for tokens in steps:
                 new = [
                     text.add(token) if token >= 0 else ""
@@ -241,7 +241,7 @@ class PrivateGenerator:
         left_padded(ids)  # raises for a prompt without tokens
         check_window(self.ensemble.max_positions, max(map(len, ids)), max_new_tokens)
         self.check(len(texts) * max_new_tokens)
-        found: list[list[str]] = []
+        batches: list[list[str]] = []
         longest = 0
         for text, tokens in zip(texts, ids, strict=True):
             longest = max(longest, len(tokens))  # all of a batch are padded to it
@@ -251,12 +251,12 @@ class PrivateGenerator:
                 answer_bytes=answer_bytes,
                 active=self.active,
             )
-            if found and len(found[-1]) < (size or self.memory_bytes // bytes_of_one):
-                found[-1].append(text)
+            if batches and len(batches[-1]) < (size or self.memory_bytes // bytes_of_one):
+                batches[-1].append(text)
             else:
-                found.append([text])
+                batches.append([text])
                 longest = len(tokens)
-        return found
+        return batches
 
     def chat(
         self, messages: Sequence[Mapping[str, str]], **settings: Unpack[AnswerSettings]
@@ -320,8 +320,8 @@ class PrivateGenerator:
                 raised = error
             return torch.tensor([raised is not None, isinstance(raised, BudgetSpentError)])
 
-        found = ensemble.ranks.tell(checked, (2,), torch.bool, torch.device("cpu"))
-        failed, spent = found.tolist()
+        flags = ensemble.ranks.tell(checked, (2,), torch.bool, torch.device("cpu"))
+        failed, spent = flags.tolist()
         if raised is not None:
             raise raised
         if failed:

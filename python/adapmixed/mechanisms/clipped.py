@@ -94,23 +94,23 @@ class ClippedMixing(Mechanism):
         clipping = ops.clip_project(
             rows.private, rows.public, lower=self.lower, upper=self.upper, orders=self.order
         ).check()
-        asked = rows.unsure(self.public_confidence, clipping.public_lse)
-        charges, takes_part = None, asked.expand(models, positions).contiguous()
+        unsure = rows.unsure(self.public_confidence, clipping.public_lse)
+        charges, takes_part = None, unsure.expand(models, positions).contiguous()
         if clipping.charge is not None and self.order is not None:
             # Also for a row that is q itself, since the mean of the other rows is rounded, too.
             charge = clipping.charge[..., 0]
             relative, absolute = charge_rounding(float(self.order), models)
-            charges = torch.where(asked, charge * (1.0 + relative) + absolute, 0.0)
+            charges = torch.where(unsure, charge * (1.0 + relative) + absolute, 0.0)
             # A row of charge 0 is an emptied shard's. It answers q as a missing member does, to
             # the last bit.
-            takes_part = asked & (charge > 0)
-        answered = int(asked.sum())
+            takes_part = unsure & (charge > 0)
+        answered = int(unsure.sum())
         events: tuple[Event, ...] = (PublicAnswer(positions - answered),)
         if self.queries is not None:
             setting = (self.lower, self.upper, models, answered, self.queries)
             events = (ClippedAnswer(*setting), *events)
         clipping = replace(clipping, active=takes_part)
-        return NextToken(rows, clipping, events, ~asked, charges)
+        return NextToken(rows, clipping, events, ~unsure, charges)
 
 
 @dataclass(frozen=True)
@@ -175,24 +175,24 @@ class ClippedLogPool(Mechanism):
                 f"{self.public_confidence!r}: public answers cost nothing, and which ones they "
                 "are is not known yet"
             )
-        of = self.scale, self.lower, self.upper, num_models, queries, self.queries
-        return (BoundedRangeAnswer(*of),)
+        setting = self.scale, self.lower, self.upper, num_models, queries, self.queries
+        return (BoundedRangeAnswer(*setting),)
 
     def _prepare(self, rows: ShapedLogits, rng: RandomSource) -> NextToken:
         models, positions = rows.private.shape[:2]
-        asked = rows.unsure(self.public_confidence)
-        answered = positions if self.public_confidence is None else int(asked.sum())
+        unsure = rows.unsure(self.public_confidence)
+        answered = positions if self.public_confidence is None else int(unsure.sum())
         pool = ops.log_pool(
             rows.private, rows.public, lower=self.lower, upper=self.upper, scale=self.scale,
-            active=None if answered == positions else asked.expand(models, positions),
+            active=None if answered == positions else unsure.expand(models, positions),
             lse_differences=rows.lse_differences,
         ).check()  # fmt: skip
         span = pool.span.cpu().numpy()
         rho = torch.from_numpy(individual_rho(span, self.scale, self.lower, self.upper, models))
-        charges = rho if answered == positions else torch.where(asked.cpu(), rho, 0.0)
+        charges = rho if answered == positions else torch.where(unsure.cpu(), rho, 0.0)
         setting = (self.scale, self.lower, self.upper, models, answered, self.queries)
         events = BoundedRangeAnswer(*setting), PublicAnswer(positions - answered)
-        return NextToken(rows, pool, events, ~asked, charges)
+        return NextToken(rows, pool, events, ~unsure, charges)
 
 
 def _check_confidence(public_confidence: float | None) -> None:

@@ -141,12 +141,12 @@ class NextToken:
 
 def public_token(rows: ShapedLogits, events: tuple[Event, ...] = ()) -> NextToken:
     """Return q itself, as the mixture of one member of weight 0, without any private value."""
-    alone = replace(rows, private=rows.public[None])
-    inputs = prepare(alone.private, alone.public)
+    public_rows = replace(rows, private=rows.public[None])
+    inputs = prepare(public_rows.private, public_rows.public)
     weight = torch.zeros_like(inputs.private_lse)
     projection = ops.Projection(weight, *inputs[2:])
     everywhere = torch.ones_like(inputs.public_lse, dtype=torch.bool)
-    return NextToken(alone, projection, events, everywhere)
+    return NextToken(public_rows, projection, events, everywhere)
 
 
 class Ticket:
@@ -302,12 +302,12 @@ class Allowance:
             ticket.charge(partial(self._take, ticket))
 
     def _take(self, ticket: Ticket, events: Sequence[Event], charges: object) -> None:
-        charged, given = (
-            (one.mechanism, one.num_models, one.origin.ensemble, one.origin.active_tokens)
-            for one in (self, ticket)
+        charged, proposed = (
+            (side.mechanism, side.num_models, side.origin.ensemble, side.origin.active_tokens)
+            for side in (self, ticket)
         )
-        caveats = {one for one in events if isinstance(one, Caveat)}
-        if given != charged or not caveats <= {*self.caveats}:
+        caveats = {event for event in events if isinstance(event, Caveat)}
+        if proposed != charged or not caveats <= {*self.caveats}:
             raise ValueError(
                 "ticket must be of the mechanism, the number of models, the ensemble, the active "
                 "vocabulary and the caveats that were charged in advance"
@@ -400,10 +400,10 @@ class Mechanism(ABC):
             private_logits, public_logits, temperature=temperature, top_k=top_k, active=active
         )
         copies = rows.private.clone(), rows.public.clone()
-        own = replace(rows, private=copies[0], public=copies[1], spare=False)
+        copied = replace(rows, private=copies[0], public=copies[1], spare=False)
         speaking = active_tokens(active, rows.vocab_size)
         origin = replace(BY_HAND, active_tokens=speaking)
-        return self.propose_rows(own, rng=rng, targets=targets, origin=origin)
+        return self.propose_rows(copied, rng=rng, targets=targets, origin=origin)
 
     def propose_rows(
         self,

@@ -237,9 +237,9 @@ class PMixED(Mechanism):
         check_question(self.adjacency)
         epsilon, conversion = self._step(self.order)
         if not epsilon > conversion:
-            of = "" if self.adjacency == "zero_out" else " of each of two zero-outs"
+            scope = "" if self.adjacency == "zero_out" else " of each of two zero-outs"
             raise ValueError(
-                f"epsilon{of} must be > {conversion!r}, the cost of the conversion at "
+                f"epsilon{scope} must be > {conversion!r}, the cost of the conversion at "
                 f"order {self.order!r} and delta {self.delta!r}, got {epsilon}: a larger order "
                 "costs less"
             )

@@ -131,8 +131,8 @@ class ShapedLogits:
 
     def check_targets(self, targets: Tensor) -> None:
         """Raise ValueError unless these are (B,) int64 tokens of the vocabulary."""
-        found = of_type("targets", targets, torch.int64, self.public.shape[:1], self.public)
-        outside = found[(found < 0) | (found >= self.vocab_size)]
+        ids = of_type("targets", targets, torch.int64, self.public.shape[:1], self.public)
+        outside = ids[(ids < 0) | (ids >= self.vocab_size)]
         if len(outside):
             raise ValueError(
                 f"targets must be tokens in [0, {self.vocab_size}), got {int(outside[0])}"
@@ -166,11 +166,11 @@ class ShapedLogits:
         The share of a token in the tail is q/t, that of an active one 1, and of a removed one 0.
         """
         if self.tokens is None:
-            places, found = targets, torch.ones_like(targets, dtype=torch.bool)
+            places, present = targets, torch.ones_like(targets, dtype=torch.bool)
         else:
             same = self.tokens == targets.unsqueeze(1)
-            places, found = same.to(torch.int64).argmax(1), same.any(1)
-        share = torch.where(found, 0.0, -math.inf).double()
+            places, present = same.to(torch.int64).argmax(1), same.any(1)
+        share = torch.where(present, 0.0, -math.inf).double()
         if self.tail is None or self.tail_lse is None:
             return places, share
         logits = self.tail.gather(1, targets.unsqueeze(1)).squeeze(1).double()
@@ -243,11 +243,11 @@ def shaped(
         if kept < support:
             rest = whole.clone()
             if support < vocab:
-                known = likeliest(whole, support)
-                rest.fill_(-math.inf).scatter_(1, known, whole.gather(1, known))
+                top = likeliest(whole, support)
+                rest.fill_(-math.inf).scatter_(1, top, whole.gather(1, top))
             rest.scatter_(1, tokens, -math.inf)
     if temperature != 1.0:  # this copy is counted in `answer_bytes`
-        private, public = (one.to(torch.float32, copy=True) for one in (private, public))
+        private, public = (rows.to(torch.float32, copy=True) for rows in (private, public))
         rest = None if rest is None else rest.float()
     cut = tokens is not None or temperature != 1.0
     if cut:
@@ -262,7 +262,7 @@ def shaped(
             ids = torch.arange(vocab, device=low.device) if tokens is None else tokens
             ids = ids.expand(low.shape)
             rest = rest.scatter(1, ids, torch.where(low, public, rest.gather(1, ids)))
-        private, public = (one.masked_fill(low, -math.inf) for one in (private, public))
+        private, public = (rows.masked_fill(low, -math.inf) for rows in (private, public))
     lse = None if rest is None else rest.double().logsumexp(-1)
     if not cut and low is None:
         return ShapedLogits(private, public, tokens, vocab, rest, lse)
@@ -291,9 +291,9 @@ def _sums(logits: Tensor, likely: Tensor, name: str) -> Tensor:
     Raises:
         ValueError: a row has NaN, +inf or no finite logit.
     """
-    found = near_log_sum_exp(logits, likely)
-    lost = found.isnan()
-    return torch.where(lost, log_sum_exp(logits, name)[0], found) if bool(lost.any()) else found
+    sums = near_log_sum_exp(logits, likely)
+    lost = sums.isnan()
+    return torch.where(lost, log_sum_exp(logits, name)[0], sums) if bool(lost.any()) else sums
 
 
 def _cut(
@@ -309,8 +309,8 @@ def _cut(
     """
     among = public if tokens is None else public.gather(1, tokens)
     places = likeliest(among, kept)
-    found = private.gather(2, places.expand(len(private), -1, -1))
-    return found, places if tokens is None else tokens.gather(1, places)
+    logits = private.gather(2, places.expand(len(private), -1, -1))
+    return logits, places if tokens is None else tokens.gather(1, places)
 
 
 def _below_floor(private: Tensor, public: Tensor, rest: Tensor | None) -> Tensor | None:

@@ -100,12 +100,12 @@ class Account:
         Raises:
             ValueError: the conversion at their order costs more than ε.
         """
-        found = [*self.of(Binding), *self.of(IndividualCharge)]
-        if not found or self.epsilon is None:
+        events = [*self.of(Binding), *self.of(IndividualCharge)]
+        if not events or self.epsilon is None:
             return None
-        largest = getattr(found[0], "largest", None)
-        of = self.epsilon, self.delta, found[0].order, self.adjacency, largest
-        return ShardBudget.for_epsilon(*of)
+        largest = getattr(events[0], "largest", None)
+        arguments = self.epsilon, self.delta, events[0].order, self.adjacency, largest
+        return ShardBudget.for_epsilon(*arguments)
 
     @property
     def method(self) -> str | None:
@@ -115,8 +115,8 @@ class Account:
     @property
     def renyi(self) -> tuple[tuple[float, ...], str] | None:
         """Rényi orders and the neighbours of their costs; None without Rényi costs."""
-        found = self.of(LeaveOneOutLoss) + self.of(RenyiBound)
-        return (found[0].orders, found[0].adjacency) if found else None
+        costs = self.of(LeaveOneOutLoss) + self.of(RenyiBound)
+        return (costs[0].orders, costs[0].adjacency) if costs else None
 
     @property
     def charged(self) -> dict[Event, int]:
@@ -152,10 +152,10 @@ class Account:
             ValueError: an object is not an event, or its cost cannot be added to the others.
             BudgetSpentError: there are more queries than were planned.
         """
-        found = self
+        account = self
         for event in events:
-            found = found._added(event)
-        return found
+            account = account._added(event)
+        return account
 
     def _added(self, event: Event) -> Account:
         if not isinstance(event, Event):
@@ -172,11 +172,11 @@ class Account:
             total = np.zeros((len(values), *values.shape[2:])) if total is None else total
             for position in range(queries):
                 total = add_up(total, values[:, position])
-        found = replace(self, counts=counts, total=total)
-        budget = found.budget  # raises if no budget keeps ε
+        account = replace(self, counts=counts, total=total)
+        budget = account.budget  # raises if no budget keeps ε
         if isinstance(event, IndividualCharge):
-            found._check_spent(event, budget)
-        return found
+            account._check_spent(event, budget)
+        return account
 
     def _check_binds(self, binding: Binding) -> None:
         """Raise ValueError if the account has another binding, or events were added to it."""
@@ -189,28 +189,28 @@ class Account:
             # A fingerprint is a digest of the private members, so no message shows it.
             differ = {n for n, v in vars(binding).items() if v != getattr(self.binding, n)}
             shown = sorted(differ - {"ensemble", "largest"})
-            was, now = ({n: getattr(b, n) for n in shown} for b in (self.binding, binding))
+            bound, offered = ({n: getattr(b, n) for n in shown} for b in (self.binding, binding))
             raise ValueError(
-                f"accountant must be charged for what it is bound to, {was}, got "
-                f"{now or 'another ensemble'}: another mechanism or ensemble, also one with a "
+                f"accountant must be charged for what it is bound to, {bound}, got "
+                f"{offered or 'another ensemble'}: another mechanism or ensemble, also one with a "
                 "member retrained or withdrawn, needs an accountant of its own (another --ledger), "
                 "whose ε and δ add"
             )
 
     def _check_joins(self, event: Event) -> None:
         """Raise ValueError unless the cost of an event can be added to the others."""
-        own = isinstance(event, IndividualCharge | PublicAnswer | Caveat)
-        if self.epsilon is not None and not own:
+        individual = isinstance(event, IndividualCharge | PublicAnswer | Caveat)
+        if self.epsilon is not None and not individual:
             raise ValueError(
                 "events must be IndividualCharge under a budget of every shard, got "
                 f"{type(event).__name__}: its cost is not one member's own"
             )
-        for known in (one for one in self.counts if one.method):
+        for other in (setting for setting in self.counts if setting.method):
             for name in ("method", "num_models", "orders", "adjacency"):
-                was, now = getattr(known, name, None), getattr(event, name, None)
-                if None not in (was, now) and was != now:
+                old, new = getattr(other, name, None), getattr(event, name, None)
+                if None not in (old, new) and old != new:
                     raise ValueError(
-                        f"{name} must be the same in every event, got {now!r} after {was!r}: no "
+                        f"{name} must be the same in every event, got {new!r} after {old!r}: no "
                         "joint total is proved; keep an accountant for each, whose fixed ε and δ "
                         "add"
                     )
@@ -220,10 +220,10 @@ class Account:
         budget = getattr(setting, "budget", None)
         if budget is None:
             return
-        for known in self.of(type(setting)):
-            if known.budget is not None and known != setting:
+        for other in self.of(type(setting)):
+            if other.budget is not None and other != setting:
                 raise ValueError(
-                    f"events must be of one plan, got {setting} after {known}: settings and number "
+                    f"events must be of one plan, got {setting} after {other}: settings and number "
                     "must be fixed beforehand; another plan needs another accountant, whose ε and "
                     "δ add"
                 )
@@ -490,16 +490,16 @@ class Accountant:
 
     def _pay(
         self,
-        of: Ticket | Allowance,
+        answers: Ticket | Allowance,
         events: Sequence[Event],
         charges: NDArray[np.float64] | None,
     ) -> NDArray[np.bool_] | None:
         """Charge events or, under budgets, the members that can pay; return who was charged."""
-        bound, active = self._bound(of.mechanism, of.num_models, of.origin), None
+        bound, active = self._bound(answers.mechanism, answers.num_models, answers.origin), None
         if charges is not None and bound.epsilon is not None:
             active = bound.admit(charges)
-            own = IndividualCharge(of.mechanism.charge_order, np.where(active, charges, 0.0))
-            events = [own, *(event for event in events if isinstance(event, Caveat))]
+            cost = IndividualCharge(answers.mechanism.charge_order, np.where(active, charges, 0.0))
+            events = [cost, *(event for event in events if isinstance(event, Caveat))]
         charged = self._added(bound, events)
         self._bind(bound)
         self._commit(events, charged)
@@ -541,11 +541,11 @@ class Accountant:
         if self._ledger is None:
             self._kept = account
             return
-        has = account.kind, *account.counts  # decide what the register has
-        for ensemble, had in [*self._ensembles.items()]:
-            if not account.empty and had != has:
+        facts = account.kind, *account.counts  # decide what the register has
+        for ensemble, registered in [*self._ensembles.items()]:
+            if not account.empty and registered != facts:
                 enter(ensemble, replace(self._ledger.reading, account=account))
-                self._ensembles[ensemble] = has
+                self._ensembles[ensemble] = facts
         self._ledger.append(events, account)
 
     def guarantee(self, adjacency: str | None = None) -> Guarantee:
@@ -577,13 +577,13 @@ class Accountant:
             ValueError: delta is out of range, the total depends on private data, it rests on the
                 published bound, or there is no guarantee. `guarantee()` says which.
         """
-        found = guarantee_of(self._account, check_delta(delta))
-        if found.kind not in ("fixed", "public") or found.epsilon is None:
+        guarantee = guarantee_of(self._account, check_delta(delta))
+        if guarantee.kind not in ("fixed", "public") or guarantee.epsilon is None:
             raise ValueError(
-                f"epsilon must be that of a fixed total, got one of kind {found.kind!r}: "
+                f"epsilon must be that of a fixed total, got one of kind {guarantee.kind!r}: "
                 "guarantee() says what can be stated"
             )
-        return found.epsilon
+        return guarantee.epsilon
 
     def breakdown(self) -> dict[str, float]:
         """Return the parts of ε, as in Table 2b of the paper.
@@ -649,8 +649,8 @@ class Accountant:
 @lru_cache(maxsize=64, typed=True)
 def _binding(mechanism: Any, num_models: int, origin: Origin) -> Binding:
     """Return what charges are bound to; a real number looks alike whatever its type."""
-    given = {one.name: (str(one.type), getattr(mechanism, one.name)) for one in fields(mechanism)}
-    reals = {n: float(v) for n, (of, v) in given.items() if "float" in of and isinstance(v, Real)}
+    settings = {f.name: (str(f.type), getattr(mechanism, f.name)) for f in fields(mechanism)}
+    reals = {n: float(v) for n, (t, v) in settings.items() if "float" in t and isinstance(v, Real)}
     return Binding(
         repr(replace(mechanism, **reals)),
         check_models(num_models),

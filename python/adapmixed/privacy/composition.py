@@ -163,7 +163,7 @@ def _by_loss_distribution(pair: DominatingPair, queries: int, delta: float, poin
 
     interval = _interval(pair, queries, points)
     both = pair, pair.exchanged()
-    infinite = [math.fsum(a for a, b in one.atoms if b == 0) for one in both]
+    infinite = [math.fsum(a for a, b in side.atoms if b == 0) for side in both]
     beyond = -math.expm1(queries * math.log1p(-max(infinite))) if max(infinite) < 1 else 1.0
     if beyond > delta:  # an infinite loss among all answers is more probable than δ
         return math.inf
@@ -180,19 +180,19 @@ def _by_loss_distribution(pair: DominatingPair, queries: int, delta: float, poin
         symmetric=False,
     )
     total = _power(single, queries, delta * 1e-10)
-    found = 0.0
-    for dense in (one.to_dense_pmf() for one in (total._pmf_remove, total._pmf_add)):
+    epsilon = 0.0
+    for dense in (pmf.to_dense_pmf() for pmf in (total._pmf_remove, total._pmf_add)):
         masses, first = np.asarray(dense._probs, dtype=np.float64), int(dense._lower_loss)
         mass = float(dense._infinity_mass)
-        found = max(found, smallest_epsilon(masses, first, interval, mass, delta))
-    return found
+        epsilon = max(epsilon, smallest_epsilon(masses, first, interval, mass, delta))
+    return epsilon
 
 
 def _interval(pair: DominatingPair, queries: int, points: int) -> float:
     """Return the distance of grid points at which `points` of them span the composed loss."""
     largest, reach = 0.0, 0.0
-    for one in (pair, pair.exchanged()):
-        finite = [(a, math.log(a / b)) for a, b in one.atoms if a > 0 and b > 0]
+    for side in (pair, pair.exchanged()):
+        finite = [(a, math.log(a / b)) for a, b in side.atoms if a > 0 and b > 0]
         mean = math.fsum(a * loss for a, loss in finite)
         largest = max(largest, math.fsum(a * (loss - mean) ** 2 for a, loss in finite))
         reach = max([reach, *(abs(loss) for _, loss in finite)])
@@ -288,8 +288,8 @@ def smallest_epsilon(
         above, mass = epsilon - losses[start:], masses[start:]
         terms = -np.expm1(above) * mass
         rounding = _ROUNDING * float(np.abs(terms).sum())
-        found = (infinite + float(terms.sum()) + rounding) * (1 + 2.0**-50)
-        return found, float((np.exp(above) * mass).sum())
+        bound = (infinite + float(terms.sum()) + rounding) * (1 + 2.0**-50)
+        return bound, float((np.exp(above) * mass).sum())
 
     if sums(0.0)[0] <= delta:
         return 0.0
@@ -372,15 +372,15 @@ def _optimum(span: float, queries: int, delta: float) -> float:
     cells = 64 if queries <= 16 else 16
     value, point = _worst_price(span, queries, wide, cells)
     # δ(ε) = V(m)/m at m = e^-ε. V is linear between grid points, so δ is linear in e^ε.
-    found = (value / point)[: len(point) // 2 + 1][::-1] * (1 + 2.0**-40)
-    if found[0] <= delta:
+    deltas = (value / point)[: len(point) // 2 + 1][::-1] * (1 + 2.0**-40)
+    if deltas[0] <= delta:
         return 0.0
-    enough = found <= delta
+    enough = deltas <= delta
     if not enough.any():
         return math.inf
     at = int(enough.argmax())
     ratio = 1 / point[len(point) // 2 - at + 1], 1 / point[len(point) // 2 - at]
-    share = (found[at - 1] - delta) / (found[at - 1] - found[at])
+    share = (deltas[at - 1] - delta) / (deltas[at - 1] - deltas[at])
     return float(math.log(ratio[0] + share * (ratio[1] - ratio[0])) * (1 + 2.0**-40) + 2.0**-40)
 
 

@@ -241,7 +241,7 @@ def _delta(mu: float, epsilon: float) -> float:
 
 def _normal(x: float, side: int) -> float:
     """Return Φ(-x), rounded up for side 1 and down for side -1."""
-    found = math.erfc(x / math.sqrt(2)) / 2 * (1 + side * _ERROR * (8 + x * x))
-    if found < _LEAST:  # where doubles lose digits
+    tail = math.erfc(x / math.sqrt(2)) / 2 * (1 + side * _ERROR * (8 + x * x))
+    if tail < _LEAST:  # where doubles lose digits
         return _LEAST if side > 0 else 0.0
-    return found
+    return tail

@@ -68,9 +68,9 @@ class Event:
     method: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            if one.name in _CHECKS:
-                _set(self, **{one.name: _CHECKS[one.name](getattr(self, one.name))})
+        for entry in fields(self):
+            if entry.name in _CHECKS:
+                _set(self, **{entry.name: _CHECKS[entry.name](getattr(self, entry.name))})
 
 
 _CHECKS: Mapping[str, Callable[[Any], Any]] = {
@@ -411,8 +411,8 @@ def checked_array(name: str, values: Any, *orders: int) -> NDArray[np.float64]:
     """
     # A narrower type has already lost digits that no error bound covers.
     if not isinstance(values, np.ndarray) or values.dtype != np.float64:
-        found = getattr(values, "dtype", type(values).__name__)
-        raise ValueError(f"{name} must be a float64 numpy array, got {found}")
+        kind = getattr(values, "dtype", type(values).__name__)
+        raise ValueError(f"{name} must be a float64 numpy array, got {kind}")
     if values.ndim != 2 + len(orders) or values.shape[2:] != orders or len(values) < 1:
         wanted = ", ".join(["N, B", *map(str, orders)])
         raise ValueError(f"{name} must have shape ({wanted}), N >= 1, got {values.shape}")
@@ -444,16 +444,16 @@ def to_json(value: Any) -> Any:
     if is_dataclass(value):
         name = type(value).__name__
         head = {"event": name} if EVENTS.get(name) is type(value) else {}
-        return head | {one.name: to_json(getattr(value, one.name)) for one in fields(value)}
+        return head | {entry.name: to_json(getattr(value, entry.name)) for entry in fields(value)}
     if hasattr(value, "state"):
         return value.state()
     if isinstance(value, np.ndarray):
         data = np.ascontiguousarray(value, dtype="<f8").tobytes()
         return {"shape": list(value.shape), "data": base64.b64encode(data).decode("ascii")}
     if isinstance(value, Mapping):
-        return [[to_json(key), to_json(one)] for key, one in value.items()]
+        return [[to_json(key), to_json(item)] for key, item in value.items()]
     if isinstance(value, tuple):
-        return [to_json(one) for one in value]
+        return [to_json(item) for item in value]
     return "inf" if value == math.inf else value
 
 
@@ -469,11 +469,11 @@ def exactly(kind: type, value: Any) -> Any:
     return value
 
 
-def check_keys(name: str, found: Any, keys: Iterable[str]) -> dict[str, Any]:
+def check_keys(name: str, written: Any, keys: Iterable[str]) -> dict[str, Any]:
     """Return the object if it has these keys and no others; raise ValueError otherwise."""
-    if set(exactly(dict, found)) != set(keys):
-        raise ValueError(f"{name} must have {', '.join(keys)}, got {', '.join(found)}")
-    return dict(found)
+    if set(exactly(dict, written)) != set(keys):
+        raise ValueError(f"{name} must have {', '.join(keys)}, got {', '.join(written)}")
+    return dict(written)
 
 
 def _real(value: Any) -> float:
@@ -482,10 +482,10 @@ def _real(value: Any) -> float:
     return check_number("number", exactly(float, value))
 
 
-def _array(found: Any) -> NDArray[np.float64]:
-    check_keys("array", found, {"shape", "data"})
-    values = np.frombuffer(base64.b64decode(found["data"], validate=True), dtype="<f8")
-    shape = [exactly(int, length) for length in found["shape"]]
+def _array(written: Any) -> NDArray[np.float64]:
+    check_keys("array", written, {"shape", "data"})
+    values = np.frombuffer(base64.b64decode(written["data"], validate=True), dtype="<f8")
+    shape = [exactly(int, length) for length in written["shape"]]
     if min(shape, default=0) < 0 or math.prod(shape) != len(values):
         raise ValueError(f"must hold {shape} numbers, got {len(values)}")
     return values.astype(np.float64).reshape(shape)
@@ -494,41 +494,41 @@ def _array(found: Any) -> NDArray[np.float64]:
 READERS: dict[str, Callable[[Any], Any]] = {
     **{kind.__name__: partial(exactly, kind) for kind in (int, str, bool)},
     "float": _real,
-    "tuple[float, ...]": lambda found: tuple(map(_real, exactly(list, found))),
+    "tuple[float, ...]": lambda written: tuple(map(_real, exactly(list, written))),
     "NDArray[np.float64]": _array,
-    "Mapping[Event, int]": lambda found: {
-        read_event(event): check_count("queries", queries, 0) for event, queries in found
+    "Mapping[Event, int]": lambda written: {
+        read_event(event): check_count("queries", queries, 0) for event, queries in written
     },
 }
 """How a field of a declared type is read. Other modules add their own."""
 
 
-def from_json(kind: type[T], found: Any) -> T:
+def from_json(kind: type[T], written: Any) -> T:
     """Return the object of this class that `to_json` has written.
 
     Raises:
         ValueError: a field is missing, unknown, of another type, or not valid for the class.
     """
-    known = {one.name: str(one.type) for one in fields(kind)}  # type: ignore[arg-type]
-    values = check_keys(kind.__name__, found, known)
-    for name, of in known.items():
-        if values[name] is not None or not of.endswith(" | None"):
+    types = {entry.name: str(entry.type) for entry in fields(kind)}  # type: ignore[arg-type]
+    values = check_keys(kind.__name__, written, types)
+    for name, declared in types.items():
+        if values[name] is not None or not declared.endswith(" | None"):
             try:
-                values[name] = READERS[of.removesuffix(" | None")](values[name])
+                values[name] = READERS[declared.removesuffix(" | None")](values[name])
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{name} {error}") from error
     return kind(**values)
 
 
-def read_event(found: Any) -> Event:
+def read_event(written: Any) -> Event:
     """Return the event that `to_json` has written.
 
     Raises:
         ValueError: the event is unknown, so it cannot be charged, or a field is not valid.
     """
-    given = dict(exactly(dict, found))
-    name = given.pop("event", None)
+    values = dict(exactly(dict, written))
+    name = values.pop("event", None)
     if name not in EVENTS:
         raise ValueError(f"event must be one of {', '.join(EVENTS)}, got {name!r}")
-    event: Event = from_json(EVENTS[name], given)
+    event: Event = from_json(EVENTS[name], values)
     return event

@@ -220,8 +220,8 @@ class Guarantee:
             f"Any change of {self._phrases('the records inside one shard')[2]} (replace-one) is"
         )
         epsilon = self.epsilon or 0.0
-        found = 2 * epsilon if self.replaced is None else self.replaced
-        if max(epsilon, found) > _LARGEST:
+        replaced = 2 * epsilon if self.replaced is None else self.replaced
+        if max(epsilon, replaced) > _LARGEST:
             return f"{change} not covered by this statement."
         delta = float(self.delta)
         if self.replaced is None:
@@ -232,7 +232,7 @@ class Guarantee:
                     f"{change} not covered by this statement; adjacency='replace_one' states its "
                     "own ε."
                 )
-        return f"{change} covered with ε = {format_epsilon(found)} at δ = {delta!r}."
+        return f"{change} covered with ε = {format_epsilon(replaced)} at δ = {delta!r}."
 
     def _basis(self) -> str:
         if self.method in _BASES:
@@ -340,8 +340,8 @@ def parts_of(account: Account, delta: float, adjacency: str) -> Breakdown:
         total = budget.epsilon(delta, adjacency)
     elif account.method == "pld":
         box = account.of(ClippedAnswer)[0]
-        of = box.lower, box.upper, box.num_models, box.budget
-        total = clipped_mixing_epsilon(*of, delta, adjacency)
+        arguments = box.lower, box.upper, box.num_models, box.budget
+        total = clipped_mixing_epsilon(*arguments, delta, adjacency)
     elif account.method == "bounded range":
         total = _bounded_range(account, delta, adjacency)
     else:
@@ -351,7 +351,7 @@ def parts_of(account: Account, delta: float, adjacency: str) -> Breakdown:
 
 def _bounded_range(account: Account, delta: float, adjacency: str) -> float:
     pools = account.of(BoundedRangeAnswer)
-    settings = [(one.scale, one.lower, one.upper, one.num_models, adjacency) for one in pools]
+    settings = [(p.scale, p.lower, p.upper, p.num_models, adjacency) for p in pools]
     if len(pools) == 1:
         span = answer_range(*settings[0])
         return bounded_range_epsilon(span, account.charged[pools[0]], delta)
@@ -417,15 +417,15 @@ def sum_of(accounts: Sequence[Account], lost: Sequence[Guarantee]) -> tuple[Guar
     They are composed if that is proved, else added. Of lost accounts the guarantee alone is known.
     """
     nothing = Guarantee(None, 1.0, "none")
-    if any(one.kind not in ("fixed", "public") for one in accounts):
+    if any(account.kind not in ("fixed", "public") for account in accounts):
         return nothing, "no ε, as a ledger has none that is fixed in advance."
-    if any(one.epsilon is None for one in lost):  # ε of replace-one covers zero-out, too
+    if any(part.epsilon is None for part in lost):  # ε of replace-one covers zero-out, too
         return nothing, "no sum, until a ledger is back whose ε the register does not have."
-    asked = {one.adjacency for one in accounts} | {str(one.adjacency) for one in lost}
-    way = asked.pop() if len(asked) == 1 else "zero_out"
-    found = [*(guarantee_of(one, adjacency=way) for one in accounts), *lost]
-    epsilons, how = [one.epsilon or 0.0 for one in found], "their ε and δ added; "
-    epsilon, delta = math.fsum(epsilons), float(sum(Decimal(repr(one.delta)) for one in found))
+    ways = {account.adjacency for account in accounts} | {str(part.adjacency) for part in lost}
+    way = ways.pop() if len(ways) == 1 else "zero_out"
+    parts = [*(guarantee_of(account, adjacency=way) for account in accounts), *lost]
+    epsilons, how = [part.epsilon or 0.0 for part in parts], "their ε and δ added; "
+    epsilon, delta = math.fsum(epsilons), float(sum(Decimal(repr(part.delta)) for part in parts))
     if delta >= 1:
         return nothing, "no ε, as the δ of all ledgers add up to 1 or more."
     if math.isfinite(epsilon) and math.fsum([*epsilons, -epsilon]) > 0:  # it was rounded down
@@ -433,21 +433,21 @@ def sum_of(accounts: Sequence[Account], lost: Sequence[Guarantee]) -> tuple[Guar
     composed = None if lost else _composed(accounts, way)
     if composed is not None and composed < epsilon:
         epsilon, delta, how = composed, accounts[0].delta, "all answers composed; "
-    exact = bool(lost) or any(one.method == "renyi" for one in found)
-    how = how * (len(found) > 1) + "for tokens drawn from the exact mixture; " * exact
-    said = f"ε = {format_epsilon(epsilon)} at δ = {delta!r} ({how}{way.replace('_', '-')})."
-    units = {one.unit for one in found}
+    exact = bool(lost) or any(part.method == "renyi" for part in parts)
+    how = how * (len(parts) > 1) + "for tokens drawn from the exact mixture; " * exact
+    words = f"ε = {format_epsilon(epsilon)} at δ = {delta!r} ({how}{way.replace('_', '-')})."
+    units = {part.unit for part in parts}
     unit = units.pop() if len(units) == 1 else "shard"
-    return Guarantee(epsilon, delta, "fixed", way, unit=unit), said
+    return Guarantee(epsilon, delta, "fixed", way, unit=unit), words
 
 
 def _composed(accounts: Sequence[Account], way: str) -> float | None:
     """Return ε of all answers as those of one account; None if they have no joint total."""
-    settings = {(one.delta, one.epsilon) for one in accounts}
+    settings = {(account.delta, account.epsilon) for account in accounts}
     if len(settings) != 1 or accounts[0].epsilon is not None:
         return None
     joint, queries = replace(accounts[0], adjacency=way, counts={}), Counter[Any]()
-    charged: list[tuple[Any, int]] = [item for one in accounts for item in one.charged.items()]
+    charged: list[tuple[Any, int]] = [x for account in accounts for x in account.charged.items()]
     for event, count in charged:
         if event.method:  # the plans' numbers add up
             plan = {"budget": 1 if isinstance(event, ClippedAnswer) else None}

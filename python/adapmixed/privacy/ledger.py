@@ -128,7 +128,7 @@ class Record(NamedTuple):
         Raises:
             ValueError, TypeError: a part is missing or unknown, or a field has another type.
         """
-        return [read_event(one) for one in exactly(list, json.loads(self.text))]
+        return [read_event(event) for event in exactly(list, json.loads(self.text))]
 
 
 @dataclass(frozen=True)
@@ -261,15 +261,15 @@ class Ledger:
         """
         if self._unusable is not None:
             raise LedgerClosedError(f"{self.path} must be opened again: {self._unusable}")
-        connection, now = self._connection, self.reading
+        connection, before = self._connection, self.reading
         text = canonical(to_json(tuple(events)))
-        reading = replace(now, last=Record.after(now.last, text), account=account)
+        reading = replace(before, last=Record.after(before.last, text), account=account)
         try:
             self._check_in_place()
             with WRITING, translated(self.path):
                 connection.execute("BEGIN IMMEDIATE")
                 (stored,) = connection.execute("SELECT hash FROM totals").fetchone()
-                if stored != now.totals[1]:
+                if stored != before.totals[1]:
                     raise LedgerClosedError(f"{self.path} was charged by another writer")
                 connection.execute("INSERT INTO record VALUES (?, ?, ?)", reading.last)
                 connection.execute("UPDATE totals SET text = ?, hash = ?", reading.totals)
@@ -544,7 +544,7 @@ def entered(register: Path) -> dict[str, Entry]:
         written = json.loads(register.read_text(encoding="utf-8"))
         if written["format_version"] != REGISTER_VERSION:
             raise ValueError(f"format_version must be {REGISTER_VERSION}")
-        return {str(identity): Entry(**one) for identity, one in written["ledgers"].items()}
+        return {str(identity): Entry(**entry) for identity, entry in written["ledgers"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{register} must be a register of ledgers: {error!r}") from error
 
@@ -568,7 +568,7 @@ def enter(ensemble: str | os.PathLike[str], reading: Reading) -> None:
         with sole_writer(register, wait=True):
             remove_leftovers(register.parent, FILE_NAME)
             ledgers = entered(register) | {identity: entry}
-            listed = {one: found._asdict() for one, found in ledgers.items()}
+            listed = {key: ledger._asdict() for key, ledger in ledgers.items()}
             text = json.dumps({"format_version": REGISTER_VERSION, "ledgers": listed}, indent=1)
             write_file(register, f"{text}\n".encode())
     except (OSError, ValueError) as error:
@@ -608,7 +608,7 @@ def together(ensemble: str | os.PathLike[str], known: Reading | None = None) -> 
     Raises:
         ValueError, OSError: the register cannot be read.
     """
-    found = [] if known is None else [known]
+    readings = [] if known is None else [known]
     lost, reasons = list[Guarantee](), list[str]()
     for identity, entry in entered(register_of(ensemble)).items():
         if known is not None and known.identity == identity:
@@ -617,20 +617,20 @@ def together(ensemble: str | os.PathLike[str], known: Reading | None = None) -> 
         try:
             reading = read_ledger(entry.path, whole=False)
             if reading.identity == identity:
-                found.append(reading)
+                readings.append(reading)
                 continue
         except LedgerError as error:
             why = "damaged" if isinstance(error, LedgerCorruptError) else why
         lost.append(Guarantee(entry.epsilon, entry.delta, "fixed", entry.adjacency))
         reasons.append(f"{entry.path} ({why})")
-    stated, said = sum_of([one.account for one in found], lost)
-    count, full = len(found) + len(lost), "" if stated.epsilon is None else ", counted in full"
+    stated, phrase = sum_of([r.account for r in readings], lost)
+    count, full = len(readings) + len(lost), "" if stated.epsilon is None else ", counted in full"
     whose = f"All {count} ledgers" if count > 1 else "The only ledger in the register"
-    words = [f"{whose} of this ensemble's periods{' together' * (count > 1)}, so far: {said}"]
+    words = [f"{whose} of this ensemble's periods{' together' * (count > 1)}, so far: {phrase}"]
     words += [f"Not there{full}, caveats unknown: {', '.join(reasons)}."] if lost else []
     if stated.epsilon is not None:
-        words += [] if count == 1 and all(one.guarantee.limited for one in found) else [_CONDITION]
+        words += [] if count == 1 and all(r.guarantee.limited for r in readings) else [_CONDITION]
         words += [stated.inside()] if count > 1 and stated.adjacency == "zero_out" else []
-        each = [warning for one in found for warning in one.guarantee.warnings]
+        each = [warning for r in readings for warning in r.guarantee.warnings]
         words += dict.fromkeys([*stated.warnings, *each])
-    return Together(found, count, stated, " ".join(words) if count else "")
+    return Together(readings, count, stated, " ".join(words) if count else "")

@@ -148,10 +148,10 @@ def plan(
         for value in values:
             check_number(name, value, above=0.0)
     common = (target, delta, models, queries, way)
-    found = [_clipped_mixing(*common, shape) for shape in shapes]
-    found += [_log_pool(*common, scale) for scale in scales]
+    plans = [_clipped_mixing(*common, shape) for shape in shapes]
+    plans += [_log_pool(*common, scale) for scale in scales]
     pmixed = _pmixed(*common)
-    return found if pmixed is None else [*found, pmixed]
+    return plans if pmixed is None else [*plans, pmixed]
 
 
 def chosen(
@@ -159,8 +159,8 @@ def chosen(
 ) -> list[Plan]:
     """Return the rule's box and log pool, unless only the public answer fits; as :func:`plan`."""
     rule = {"shapes": (CHOSEN_SHAPE,), "scales": (CHOSEN_SCALE,)}
-    found = plan(epsilon, delta, num_models, queries, adjacency, **rule)[:2]
-    return [one for one in found if one.settings["lower"] < one.settings["upper"]]
+    plans = plan(epsilon, delta, num_models, queries, adjacency, **rule)[:2]
+    return [choice for choice in plans if choice.settings["lower"] < choice.settings["upper"]]
 
 
 def _clipped_mixing(
@@ -278,8 +278,8 @@ def largest_within(
     while high > low * (1 + FIT):
         width = math.log(high / low)
         # log cost is nearly linear in log size. Every third step halves the bracket instead.
-        share, known = 0.5, 0 < costs[low] <= costs[high] < math.inf
-        if step % 3 < 2 and known and costs[low] < costs[high]:
+        share, usable = 0.5, 0 < costs[low] <= costs[high] < math.inf
+        if step % 3 < 2 and usable and costs[low] < costs[high]:
             share = math.log(target / costs[low]) / math.log(costs[high] / costs[low])
             # Step a little beyond the crossing, seen from the nearer end, so that both ends move.
             share += (-1 if share > 0.5 else 1) * 0.4 * FIT / width
@@ -360,8 +360,8 @@ def models_for(
     def kept(models: int) -> bool:
         return epsilon_of(delta, models, queries, adjacency, **settings) <= target
 
-    found = 2 + bisect_left(range(2, MOST_MODELS + 1), True, key=kept)
-    return found if found <= MOST_MODELS else None
+    least = 2 + bisect_left(range(2, MOST_MODELS + 1), True, key=kept)
+    return least if least <= MOST_MODELS else None
 
 
 def recommended(
@@ -386,11 +386,11 @@ def recommended(
     Raises:
         ValueError: an argument is out of range, or only the public answer fits.
     """
-    for one in chosen(epsilon, delta, num_models, queries, adjacency):
-        if one.mechanism == mechanism:
-            settings: dict[str, Any] = rounded_inward(one.settings)
+    for choice in chosen(epsilon, delta, num_models, queries, adjacency):
+        if choice.mechanism == mechanism:
+            settings: dict[str, Any] = rounded_inward(choice.settings)
             cost = epsilon_of(delta, num_models, queries, adjacency, **settings)
-            return replace(one, settings=settings, epsilon=cost)
+            return replace(choice, settings=settings, epsilon=cost)
     raise ValueError(
         f"epsilon must pay for {queries} answers of {mechanism}, got {epsilon!r}: give a larger "
         "one, fewer answers or more shards"
@@ -399,12 +399,12 @@ def recommended(
 
 def rounded_inward(settings: Mapping[str, float]) -> dict[str, float]:
     """Return bounds with four digits, near 1 of their distance from 1, which cost no more."""
-    found = {}
+    rounded = {}
     for name, value in settings.items():
         context = Context(prec=4, rounding=ROUND_CEILING if name == "lower" else ROUND_FLOOR)
         near = Decimal(1 if 0 < abs(value - 1.0) < 0.01 else 0)
-        found[name] = float(near + context.create_decimal(Decimal(value) - near))
-    return found
+        rounded[name] = float(near + context.create_decimal(Decimal(value) - near))
+    return rounded
 
 
 def nearest(num_models: int) -> int:
@@ -422,6 +422,6 @@ def kept_share(one: Plan) -> float:
         one: a plan of `recommended` or `chosen`.
     """
     boxed = one.mechanism == "clipped-mixing"
-    found = (_BOXES if boxed else _CLIPS)[nearest(one.num_models)]
-    sizes = np.log(np.array([one.settings["upper"], float(boxed), *found]) + (not boxed))
-    return float(np.interp(sizes[0], sizes[1:], [0.0, *found.values()]))
+    shares = (_BOXES if boxed else _CLIPS)[nearest(one.num_models)]
+    sizes = np.log(np.array([one.settings["upper"], float(boxed), *shares]) + (not boxed))
+    return float(np.interp(sizes[0], sizes[1:], [0.0, *shares.values()]))
