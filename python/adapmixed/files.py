@@ -33,7 +33,7 @@ def write_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600) 
         OSError: the file cannot be written, or a link cannot be followed.
     """
     target = _place(path)
-    with _written_beside(target, data, mode) as temporary:
+    with _written_near(target, data, mode) as temporary:
         os.replace(temporary, target)
     flush(target.parent)
 
@@ -52,7 +52,7 @@ def create_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o600)
         OSError: the file cannot be written.
     """
     target = Path(path)
-    with _written_beside(target, data, mode) as temporary, suppress(FileExistsError):
+    with _written_near(target, data, mode) as temporary, suppress(FileExistsError):
         os.link(temporary, target)
         flush(target.parent)
         return True
@@ -66,7 +66,7 @@ def temporary_folder(target: str | os.PathLike[str]) -> Path:
 
     Only its owner can open it: sizes of files could tell how much text a shard has.
     """
-    folder = _beside(Path(target))
+    folder = _sibling(Path(target))
     folder.mkdir(mode=0o700)
     return folder
 
@@ -185,14 +185,14 @@ def _place(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _beside(target: Path) -> Path:
+def _sibling(target: Path) -> Path:
     return target.with_name(f"{_PREFIX}{target.name}-{secrets.token_hex(8)}")
 
 
 @contextmanager
-def _written_beside(target: Path, data: bytes, mode: int) -> Iterator[Path]:
+def _written_near(target: Path, data: bytes, mode: int) -> Iterator[Path]:
     """Write a file next to its place; it is gone at the end, unless it was moved."""
-    temporary = _beside(target)
+    temporary = _sibling(target)
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(data)

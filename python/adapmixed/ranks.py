@@ -68,7 +68,7 @@ class Ranks:
     Every process runs the same program on its own members, so all of them make these calls in the
     same order. The main process receives the rows of all members. It alone answers, charges, draws
     and writes, and it tells the others the tokens. :func:`joined` makes it for several processes;
-    `ALONE` is a single one, which has all members and sends nothing.
+    `SINGLE` is a single one, which has all members and sends nothing.
 
     Attributes:
         rank: number of this process, in [0, world).
@@ -79,12 +79,12 @@ class Ranks:
 
     def __init__(self, place: Rank) -> None:
         self.rank, self.world = place.rank, place.world
-        self._repeated = self.alone  # whether every process has all members
+        self._repeated = self.single  # whether every process has all members
         self._broken: list[str] = []  # shared by what `over` returns, as the next one
         self._patient: list[Any] = []  # the group of `wait`, until the processes leave
 
     @property
-    def alone(self) -> bool:
+    def single(self) -> bool:
         """Whether this is the only process, so that nothing is sent."""
         return self.world == 1
 
@@ -110,10 +110,10 @@ class Ranks:
                 f"{num_models} members"
             )
         ranks = copy.copy(self)
-        ranks._num_models, ranks._repeated = num_models, repeated or self.alone
+        ranks._num_models, ranks._repeated = num_models, repeated or self.single
         return ranks
 
-    def own(self, num_models: int) -> slice:
+    def part(self, num_models: int) -> slice:
         """Return the contiguous slice of N members that this process holds.
 
         If N is not divisible by the number of processes, the first ones hold one more.
@@ -168,7 +168,7 @@ class Ranks:
             dtype: dtype of the tensor.
             device: device of the tensor on this process.
         """
-        if self.alone:
+        if self.single:
             return make()
         received = torch.empty(shape, dtype=dtype, device=device)
         if self.is_main:
@@ -196,7 +196,7 @@ class Ranks:
         Raises:
             ValueError: on every process, if a fact differs; the message names the first one.
         """
-        if self.alone:
+        if self.single:
             return
         texts = {name: str(value) for name, value in facts.items()}
         gathered: list[Any] = [None] * self.world
@@ -211,7 +211,7 @@ class Ranks:
 
     def wait(self) -> None:
         """Return when every process has made this call, however long that takes."""
-        if not self.alone:
+        if not self.single:
             self._run(lambda: dist.barrier(self._patient[0]))
 
     def _share(self, num_models: int, rank: int) -> slice:
@@ -243,7 +243,7 @@ class Ranks:
             raise ProcessError(self._broken[0]) from error
 
 
-ALONE = Ranks(Rank())
+SINGLE = Ranks(Rank())
 
 
 def _as_bytes(value: Tensor) -> Tensor:
@@ -259,7 +259,7 @@ def joined(*, cuda: bool = False) -> Iterator[Ranks]:
         cuda: whether tensors are on GPUs, which communicate through NCCL.
 
     Yields:
-        the processes, or `ALONE` if there is only one.
+        the processes, or `SINGLE` if there is only one.
 
     Raises:
         ValueError: if this process has joined before and not left without an error, or if the
@@ -269,7 +269,7 @@ def joined(*, cuda: bool = False) -> Iterator[Ranks]:
     """
     place = Rank.from_environment()
     if place.world == 1:
-        yield ALONE
+        yield SINGLE
         return
     # Its functions keep the group of their import as a default. That group's threads would outlive
     # `destroy_process_group` and abort the process at Python's end.

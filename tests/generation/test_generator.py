@@ -212,8 +212,9 @@ def test_what_exceeds_the_rest_of_a_budget_is_refused_at_the_call(
         if place is not None:
             accountant = settings["accountant"] = Accountant(1e-5, path=place)
         read, charges = len(ensemble.decoders), accountant.charges
-        with pytest.raises(BudgetSpentError, match=words):
-            steps(ensemble, mechanism, TOKENS[:1], max_new_tokens=2, **settings)
+        for count, most in ((1, 2), (2, 1)):
+            with pytest.raises(BudgetSpentError, match=words):
+                steps(ensemble, mechanism, TOKENS[:count], max_new_tokens=most, **settings)
         assert (accountant.charges, accountant.queries) == (charges, 6)
         assert len(ensemble.decoders) == read
         answered(ensemble, mechanism, TOKENS[:1], max_new_tokens=1, **settings)

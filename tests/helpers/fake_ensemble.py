@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapmixed.ranks import ALONE, Ranks
+from adapmixed.ranks import SINGLE, Ranks
 
 
 class FakeDecoder:
@@ -54,7 +54,7 @@ class FakeEnsemble:
         self.unverified: tuple[str, ...] = ()
         self.fingerprint: str | None = None
         self.unit: str | None = None
-        self.ranks = ALONE
+        self.ranks = SINGLE
         self.budgets: list[int] = []
         self.decoders: list[FakeDecoder] = []
         self._token = torch.randn(vocab, vocab, generator=generator)
@@ -100,4 +100,4 @@ class SpreadEnsemble(FakeEnsemble):
 
     def logits(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         private, public = super().logits(ids)
-        return private[self.ranks.own(5)], public
+        return private[self.ranks.part(5)], public

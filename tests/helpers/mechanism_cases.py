@@ -55,6 +55,21 @@ BASELINES: dict[str, Mechanism] = {
 MECHANISMS |= BASELINES
 
 
+EX_POST = "data-dependent, ex-post"
+KINDS: dict[str, tuple[str, str | None]] = {
+    "public": ("public", None),
+    "unprotected": ("none", None),
+    "unprotected-pool": ("none", None),
+    "adapmixed": (EX_POST, "zero_out"),
+    "adapmixed-public-screen": (EX_POST, "zero_out"),
+    "adapmixed-no-screen": (EX_POST, "zero_out"),
+    "adapmixed-add-remove": (EX_POST, "add_remove"),
+    "pmixed-published": ("published", "add_remove"),
+    "pmixed-published-subsampled": ("published", "add_remove"),
+}
+"""Kind and neighbours of what is stated, unless it is fixed, for zero-out."""
+
+
 def unclipped(private: Tensor, public: Tensor) -> Tensor:
     own, q = private.double().log_softmax(-1), public.double().log_softmax(-1)
     return (q + 3.0 * (own - q).mean(0)).softmax(-1)

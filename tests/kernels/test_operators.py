@@ -17,7 +17,7 @@ import adapmixed_ext
 from adapmixed_ext import _C
 
 # Rows that are hard for one operator.
-ALONE = {
+SINGLE = {
     "clip_project": cases.boxed, "log_pool": cases.summed, "renyi_divergence": cases.rare_terms,
 }  # fmt: skip
 TABLE = [
@@ -25,7 +25,7 @@ TABLE = [
     for operator in checks.CHECKS
     for case in (
         *cases.small(), *cases.corners(), *cases.demanding(), *cases.offsets(), *cases.wide(),
-        *ALONE.get(operator, list)(),
+        *SINGLE.get(operator, list)(),
     )
 ]  # fmt: skip
 SMALL = Plan()

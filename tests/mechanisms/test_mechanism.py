@@ -13,7 +13,17 @@ from typing import Any
 import pytest
 import torch
 from exact import settled, stated
-from mechanism_cases import MECHANISMS, MODELS, VOCAB, CountingRandom, every, logits, propose, same
+from mechanism_cases import (
+    KINDS,
+    MECHANISMS,
+    MODELS,
+    VOCAB,
+    CountingRandom,
+    every,
+    logits,
+    propose,
+    same,
+)
 from torch import Tensor
 
 from adapmixed.commands.options import kinds
@@ -144,6 +154,8 @@ def test_a_charge_is_written_replayed_and_refused_at_the_budget(name: str, tmp_p
         accountant.charge(ticket)
         read = read_ledger(path)
         assert read.guarantee == accountant.guarantee() and read.charges == 2
+        found = read.guarantee.kind, read.guarantee.adjacency
+        assert found == KINDS.get(name, ("fixed", "zero_out"))
         *_, last = read.records()
         assert same(last.events(), stated(ticket))
     with Accountant(1e-5, path=path) as accountant:

@@ -19,8 +19,10 @@ from adapmixed.privacy import (
     PublicAnswer,
     UnprotectedAnswer,
 )
+from adapmixed.privacy.accountant import Account
 from adapmixed.privacy.composition import ShardBudget
-from adapmixed.privacy.events import CAVEATS
+from adapmixed.privacy.events import CAVEATS, Binding
+from adapmixed.privacy.guarantee import sum_of
 from adapmixed.rng import SeededRandom
 
 
@@ -156,3 +158,14 @@ def test_a_unit_of_ones_own_is_named_wherever_the_shard_was():
             assert replace(stated, unit="shard") == stated
     with pytest.raises(ValueError, match="unit must be the name of one protected unit, got ''"):
         replace(stated, unit="")
+
+
+def test_a_sum_is_about_a_shard_unless_all_parts_are_about_one_unit() -> None:
+    def account(unit: str | None) -> Account:
+        binding = Binding("pool", 4, None, None, None, None, unit)
+        answer = BoundedRangeAnswer(1.0, -1.0, 1.0, 4, 1, 10)
+        return Account(1e-5, None, "zero_out").added([binding, answer])
+
+    user, shard, lost = account("user"), account(None), Guarantee(1.0, 1e-5, "fixed", "zero_out")
+    assert sum_of([user, user], [])[0].unit == "'user'"
+    assert sum_of([user, shard], [])[0].unit == sum_of([user], [lost])[0].unit == "shard"

@@ -416,6 +416,15 @@ def test_lost_and_moved_ledgers(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert together(tmp_path / "e").stated.epsilon is None
 
 
+def test_the_register_follows_what_an_open_ledger_promises(tmp_path: Path) -> None:
+    with Accountant(1e-5, path=tmp_path / "a.db") as accountant:
+        accountant.register(tmp_path / "e")
+        for event in (POOL, replace(POOL, budget=None)):
+            accountant.add(event)
+            (entry,) = entered(register_of(tmp_path / "e")).values()
+            assert (entry.epsilon is None) == (event.budget is None)
+
+
 def test_budgets_of_every_shard_add_up_and_too_many_ledgers_have_no_sum(tmp_path: Path) -> None:
     for name in "ab":
         charge(tmp_path / name, SHARE, epsilon=2.1)
@@ -496,5 +505,6 @@ def test_a_register_that_cannot_be_used(
     assert caplog.text.count("is in no register, so nothing adds its cost to others") == 1
     if text is not None:
         assert register.read_text() == text
-        with pytest.raises(ValueError, match="must be a register of ledgers"):
+        words = "use the adapmixed that wrote it" if "1" in text else ""
+        with pytest.raises(ValueError, match=f"must be a register of ledgers: {words}"):
             together(tmp_path / "e")

@@ -76,7 +76,7 @@ def started(
         module.TIMEOUT_SECONDS = timeout
         try:
             with joined() as ranks:
-                assert not ranks.alone
+                assert not ranks.single
                 outcome = work(ranks)
         except (ValueError, RuntimeError) as error:
             outcome = error

@@ -20,7 +20,7 @@ from adapmixed.evaluation import evaluate
 from adapmixed.generation import PrivateGenerator
 from adapmixed.mechanisms import shaped
 from adapmixed.privacy import Accountant
-from adapmixed.ranks import ALONE, Ranks
+from adapmixed.ranks import SINGLE, Ranks
 from adapmixed.rng import SeededRandom
 
 SHAPES: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.7, "top_k": 11})
@@ -59,7 +59,7 @@ def served(ranks: Ranks, active: int | None = None) -> dict[str, Any]:
 def test_generation_and_evaluation_charge_as_one_process(
     active: int | None, tmp_path: Path
 ) -> None:
-    expected = served(ALONE, active)
+    expected = served(SINGLE, active)
     main, *others = in_ranks(3, partial(served, active=active), tmp_path)
     assert main == expected
     shared = {name: expected[name] for name in MECHANISMS}
@@ -94,7 +94,7 @@ def test_what_is_sent(tmp_path: Path) -> None:
         counts = []
         for repeated in (False, True):
             spread = ranks.over(MODELS, repeated=repeated)
-            share = spread.own(MODELS)
+            share = spread.part(MODELS)
             sent.clear()
             rows = shaped(private[share], public, top_k=7)
             gathered = spread.gather(rows.private)

@@ -26,7 +26,7 @@ from adapmixed.cli import main
 from adapmixed.ensemble import Ensemble
 from adapmixed.evaluation import evaluate, loop
 from adapmixed.privacy import read_ledger
-from adapmixed.ranks import ALONE, Ranks
+from adapmixed.ranks import SINGLE, Ranks
 from adapmixed.rng import SeededRandom
 
 TEXT = "The value of an expression is the value of its parts. " * 3
@@ -223,6 +223,6 @@ def test_killed_and_resumed(models: Path, tmp_path: Path) -> None:
         resumed, _ = in_ranks(2, lambda ranks: answer(models, path, ranks), tmp_path)
         assert resumed == reference
     # Another number of processes goes on, too; its batches are others, which round differently.
-    for mine, theirs in zip(answer(models, copy, ALONE), reference, strict=True):
+    for mine, theirs in zip(answer(models, copy, SINGLE), reference, strict=True):
         assert mine[0] == theirs[0] and mine[2] == theirs[2] == QUERIES
         assert mine[1] == pytest.approx(theirs[1], rel=1e-6)

@@ -21,7 +21,7 @@ from adapmixed.generation import PrivateGenerator
 from adapmixed.mechanisms import AdaPMixED, ClippedLogPool, Mechanism
 from adapmixed.privacy import Accountant, read_ledger
 from adapmixed.privacy.ledger import Ledger
-from adapmixed.ranks import ALONE, Rank, Ranks, joined
+from adapmixed.ranks import SINGLE, Rank, Ranks, joined
 from adapmixed.rng import SeededRandom
 
 STEPS, SEQUENCES = 4, 2
@@ -181,7 +181,7 @@ def test_the_main_process_says_which_sequences_end(tmp_path: Path) -> None:
         )
         return [step.tolist() for step in steps]
 
-    expected = tokens(ALONE, 0)
+    expected = tokens(SINGLE, 0)
     assert [step[0] for step in expected[2:]] == [-1, -1]
     assert in_ranks(2, lambda ranks: tokens(ranks, ranks.rank), tmp_path) == [expected] * 2
 
@@ -215,7 +215,7 @@ def test_an_accountant_of_another_process_raises(tmp_path: Path) -> None:
 
 def joins() -> None:
     with joined() as ranks:
-        assert ranks is ALONE
+        assert ranks is SINGLE
 
 
 def test_ranks_that_cannot_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,3 +221,19 @@ def test_a_long_prompt_is_read_in_parts(
         engine.leave(short[:1])  # while it waits behind the long one
         found = [[prompt for prompt, _ in engine.step()][3:] for _ in range(3)]
         assert found == [[], [gone], [gone, short[1]]]
+
+
+def test_a_batch_has_the_memory_that_others_leave(
+    ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, decoder, memory = engine_of(ensemble), ensemble.decoder, list[int]()
+
+    def kept(*given: Any, **settings: Any) -> Any:
+        memory.append(settings["memory_bytes"])
+        return decoder(*given, **settings)
+
+    monkeypatch.setattr(ensemble, "decoder", kept)
+    for prompt in prompts(2):
+        engine.admit([prompt])
+    first, _ = engine._batches
+    assert memory[0] - memory[1] == engine._bytes(first.decoder.window) > 0

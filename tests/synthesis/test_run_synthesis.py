@@ -171,7 +171,7 @@ def test_an_empty_column(base: Path, texts: Path) -> None:
 
 
 def test_other_settings_and_a_second_process_are_refused(
-    base: Path, texts: Path, tmp_path: Path
+    base: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out.csv"
     begun(base, texts, out=out, temperature=0.5).close()  # spends nothing
@@ -183,6 +183,9 @@ def test_other_settings_and_a_second_process_are_refused(
     for change in ({"epsilon": 7.0}, {"count": 2}, {"longest": 4}, {"temperature": 0.5}):
         with pytest.raises(ValueError, match="the same settings and texts"):
             begun(base, texts, out=out, **change)
+    with monkeypatch.context() as later, pytest.raises(ValueError, match="format_version"):
+        later.setattr(run, "JOURNAL_VERSION", run.JOURNAL_VERSION + 1)
+        begun(base, texts, out=out)
     texts.write_text(texts.read_text().replace('"w', '"w5 w'))  # in every record
     with pytest.raises(ValueError, match="the same settings and texts"):
         begun(base, texts, out=out)

@@ -235,7 +235,10 @@ def test_a_member_of_an_older_training_does_not_load(
     shutil.copytree(folders / "old" / place.name, place)
     with pytest.raises(ValueError, match="shard.json differs from ensemble.json"):
         Ensemble.from_pretrained(tiny, folder)
-    (place / "shard.json").write_text("{}")  # a service cannot read it, or lacks it
+    (place / "shard.json").write_text("{}")  # as those of another version
+    with pytest.raises(ValueError, match="shard.json: format_version must be 2, got None"):
+        Ensemble.from_pretrained(tiny, folder)
+    (place / "shard.json").unlink()  # a service need not have it
     assert Ensemble.from_pretrained(tiny, folder).num_models == PLACES
 
 

@@ -51,10 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
     from adapmixed.generation import PrivateGenerator
     from adapmixed.mechanisms import PublicOnly, Unprotected
     from adapmixed.privacy import Accountant
-    from adapmixed.ranks import ALONE
+    from adapmixed.ranks import SINGLE
     from adapmixed.rng import SeededRandom
 
-    ensemble = load_ensemble(arguments, ALONE)
+    ensemble = load_ensemble(arguments, SINGLE)
     seed = int.from_bytes(os.urandom(8)) if arguments.seed is None else arguments.seed
 
     def answer(method: Mechanism, prompt: str) -> str:

@@ -43,7 +43,9 @@ class DemoOptions:
         "public model, folder or hub name (default: a small one that comes along)"
     )
     out: Path = option(
-        "folder for the report and the ensemble; trained members are kept", Path("report")
+        "folder for the report and the ensemble; trained members are kept",
+        Path("report"),
+        metavar="FOLDER",
     )
     queries: int = option("tokens that each method answers", 1024)
     seed: int = option("seed of the evaluation's randomness", 0)

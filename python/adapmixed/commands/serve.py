@@ -135,7 +135,7 @@ def _check_network(arguments: argparse.Namespace) -> None:
 def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
     from adapmixed.mechanisms import Origin
     from adapmixed.privacy import Accountant
-    from adapmixed.ranks import ALONE
+    from adapmixed.ranks import SINGLE
     from adapmixed.serving.admission import Admission, Clients, read_keys
     from adapmixed.serving.app import Listener, Service, bound
     from adapmixed.serving.batch import BatchEngine
@@ -159,7 +159,7 @@ def _serve(arguments: argparse.Namespace, stack: ExitStack) -> int:
             "be spent"
         )
     print(f"Loading {arguments.ensemble} ...", file=sys.stderr, flush=True)
-    ensemble = load_ensemble(arguments, ALONE)
+    ensemble = load_ensemble(arguments, SINGLE)
     binding = mechanism, ensemble.num_models, Origin.of(ensemble, arguments.active)
     empty = Accountant(arguments.delta, epsilon=arguments.epsilon, adjacency=arguments.adjacency)
     promise(empty, *binding, allow_weak=arguments.allow_weak)

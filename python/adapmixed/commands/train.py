@@ -42,7 +42,9 @@ class TrainOptions:
     """The options of a training; those of the group "ensemble" are of this command alone."""
 
     revision: str | None = option("commit, tag or branch of a hub name (default: newest)")
-    output: Path = option("folder of the ensemble; OUTPUT.private has private files", required=True)
+    output: Path = option(
+        "folder of the ensemble; OUTPUT.private has private files", required=True, metavar="FOLDER"
+    )
     preset: str | None = option("the paper's settings: %(choices)s", choices=PRESETS, metavar="SET")
     corpus: str = option(
         "file (.txt, .csv, .jsonl, .parquet), folder of them, builtin, or "

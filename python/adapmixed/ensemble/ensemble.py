@@ -35,7 +35,7 @@ from adapmixed.ensemble.lora import (
 from adapmixed.ensemble.members import read_members
 from adapmixed.ensemble.public_model import check_behaviour, check_model, max_positions
 from adapmixed.limits import LEAST_ACTIVE, active_tokens, check_models, check_vocabulary
-from adapmixed.ranks import ALONE, Ranks
+from adapmixed.ranks import SINGLE, Ranks
 from adapmixed.text import beginning_of, unnamed_ids
 
 _LOG = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Ensemble:
 
     Attributes:
         num_models: N >= 1, over all processes.
-        ranks: the processes that share the members; `ALONE` if this process has all of them.
+        ranks: the processes that share the members; `SINGLE` if this process has all of them.
         vocab_size: V, the width of the logits.
         tokenizer: the base's tokenizer, or None if it has none.
         config: the base's transformers configuration.
@@ -102,7 +102,7 @@ class Ensemble:
         adapted: Mapping[str, int] | None = None,
         tokenizer: Any = None,
         unverified: tuple[str, ...] = ("shards", "base"),
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE,
         unit: str | None = None,
         fingerprint: str | None = None,
         folder: str | None = None,
@@ -189,7 +189,7 @@ class Ensemble:
         adapted: Mapping[str, int] | None = None,
         dtype: torch.dtype | None = None,
         device: str | torch.device | None = None,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE,
     ) -> Ensemble:
         """Load the public model and its adapters.
 
@@ -470,7 +470,9 @@ class Ensemble:
                     use_cache=cache is not None,
                     logits_to_keep=1 if last_only else 0,
                 ).logits
-                if self._scales_logits and not self.ranks.alone:  # devices may round that otherwise
+                if (
+                    self._scales_logits and not self.ranks.single
+                ):  # devices may round that otherwise
                     public = output[..., : self.vocab_size]
                     public.copy_(self.ranks.same(public.contiguous()))
                 return layer.split(output, self.zero_members)

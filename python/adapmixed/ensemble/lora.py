@@ -471,7 +471,7 @@ class OutputLayer(nn.Module):
         """
         vocab = logits.shape[-1]
         public = logits.reshape(-1, vocab)
-        if not self.ranks.alone:
+        if not self.ranks.single:
             public = self.ranks.same(public)
         self.tokens = tokens = self._chosen(public)
         width = row_width(vocab, None if tokens is None else tokens.shape[1])

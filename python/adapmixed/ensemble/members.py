@@ -207,7 +207,10 @@ def read_versioned(path: Path, version: int, *entries: str) -> dict[str, Any]:
     data: dict[str, Any] = read_json(path)
     stored = data.get("format_version") if isinstance(data, dict) else None
     if stored != version:
-        raise ValueError(f"{path}: format_version must be {version}, got {stored!r}: make it again")
+        raise ValueError(
+            f"{path}: format_version must be {version}, got {stored!r}: make it again, with all "
+            "that it describes, in a new place"
+        )
     if missing := sorted(set(entries) - data.keys()):
         raise ValueError(f"{path} must hold {', '.join(entries)}, got no {missing[0]}")
     return data
@@ -301,7 +304,7 @@ def read_members(
     if device is not None:
         model = model.to(device)
     ranks = ranks.over(len(paths), repeated=set(manifest.adapted) == {head_name(model)})
-    mine = paths[ranks.own(len(paths))]
+    mine = paths[ranks.part(len(paths))]
     present = [path for path in mine if path is not None]
     read = dict(zip(present, read_adapters(model, present), strict=True))
     exact = root is None and adapted is None
@@ -315,7 +318,7 @@ def read_members(
         # so that the guarantee does not depend on who is missing.
         verified = True
     digest = fingerprint(base, member_digests(paths, read), files, commit)
-    if not ranks.alone:
+    if not ranks.single:
         facts = {
             "the ensemble": manifest,
             "what members share": find_trunk(model, manifest.adapted),
@@ -386,7 +389,7 @@ def _check_records(
             continue
         try:
             shard = read_member_record(path)["shard"]
-        except (OSError, ValueError):  # a service need not have it, or cannot read it
+        except OSError:  # a service need not have it, or may not read it
             shard = record
         if shard != record:
             raise ValueError(

@@ -71,7 +71,7 @@ class MixtureLM(TemplateLM):  # type: ignore[misc]
         super().__init__()
         if ensemble.tokenizer is None:
             raise ValueError("ensemble must have a tokenizer, but its base has none")
-        if not ensemble.ranks.alone:
+        if not ensemble.ranks.single:
             raise ValueError(f"ensemble must be in one process, got {ensemble.ranks.world}")
         self.tokenizer = ensemble.tokenizer
         self._ensemble, self._mechanism, self._rng = ensemble, mechanism, rng

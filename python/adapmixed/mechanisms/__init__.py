@@ -38,15 +38,15 @@ __all__ = [
 ]
 
 
-def planned(one: Plan) -> Mechanism:
+def planned(plan: Plan) -> Mechanism:
     """Return the mechanism with a plan's settings, for exactly the plan's number of queries.
 
     Args:
-        one: a plan from :func:`adapmixed.privacy.plan`.
+        plan: a plan from :func:`adapmixed.privacy.plan`.
     """
-    settings: dict[str, Any] = dict(one.settings)
-    if one.mechanism == PMixED.name:
+    settings: dict[str, Any] = dict(plan.settings)
+    if plan.mechanism == PMixED.name:
         epsilon, order = settings["epsilon"], settings["order"]
-        return PMixED(epsilon, one.delta, one.queries, order, adjacency=one.adjacency)
-    kind = ClippedMixing if one.mechanism == ClippedMixing.name else ClippedLogPool
-    return kind(**settings, queries=one.queries)
+        return PMixED(epsilon, plan.delta, plan.queries, order, adjacency=plan.adjacency)
+    kind = ClippedMixing if plan.mechanism == ClippedMixing.name else ClippedLogPool
+    return kind(**settings, queries=plan.queries)

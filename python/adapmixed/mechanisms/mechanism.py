@@ -29,13 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import adapmixed_ext as ops
-from adapmixed.limits import (
-    MOST_DEPTH,
-    MOST_RANGE,
-    active_tokens,
-    check_number,
-    check_rng,
-)
+from adapmixed.limits import MOST_DEPTH, MOST_RANGE, active_tokens, check_number, check_rng
 from adapmixed.mechanisms.rows import ShapedLogits, shaped
 from adapmixed.privacy import BudgetSpentError, Caveat, Event, PublicAnswer, UnprotectedAnswer
 from adapmixed.privacy.events import BY_HAND, Origin, Pay

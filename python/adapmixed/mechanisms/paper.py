@@ -29,13 +29,7 @@ from adapmixed.limits import (
 )
 from adapmixed.mechanisms.mechanism import Mechanism, NextToken
 from adapmixed.mechanisms.rows import ShapedLogits
-from adapmixed.privacy import (
-    Event,
-    GaussianScreening,
-    LeaveOneOutLoss,
-    PublicAnswer,
-    RenyiBound,
-)
+from adapmixed.privacy import Event, GaussianScreening, LeaveOneOutLoss, PublicAnswer, RenyiBound
 from adapmixed.privacy.conversions import c_alpha, emptied_share
 from adapmixed.privacy.costs import radius_for_epsilon, sound_bound
 from adapmixed_ext.inputs import Inputs, ensemble_logits

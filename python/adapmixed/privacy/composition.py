@@ -29,20 +29,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adapmixed.privacy.conversions import (
-    gdp_to_dp,
-    least,
-    rdp_to_dp,
-    times_up,
-    up,
-    zcdp_to_dp,
-)
-from adapmixed.privacy.costs import (
-    DominatingPair,
-    accounted_box,
-    answer_error,
-    clipped_mixing_pair,
-)
+from adapmixed.privacy.conversions import gdp_to_dp, least, rdp_to_dp, times_up, up, zcdp_to_dp
+from adapmixed.privacy.costs import DominatingPair, accounted_box, answer_error, clipped_mixing_pair
 
 POINTS = 2**20
 """Grid points across the composed loss, which take a second or two. ε is then above the limit of

@@ -44,14 +44,7 @@ from adapmixed.errors import (
     LedgerWriteError,
 )
 from adapmixed.files import remove_leftovers, sole_writer, temporary_folder, write_file
-from adapmixed.privacy.events import (
-    READERS,
-    Event,
-    canonical,
-    exactly,
-    read_event,
-    to_json,
-)
+from adapmixed.privacy.events import READERS, Event, canonical, exactly, read_event, to_json
 from adapmixed.privacy.guarantee import Guarantee, guarantee_of, sum_of
 
 if TYPE_CHECKING:
@@ -439,8 +432,6 @@ def connected(path: str, mode: str = "rw") -> sqlite3.Connection:
         address, uri=True, timeout=busy, isolation_level=None, check_same_thread=False
     )
     try:
-        connection.execute("PRAGMA trusted_schema = OFF")
-        connection.execute("PRAGMA cell_size_check = ON")
         if mode != "rw":
             connection.execute("BEGIN")
         (application,) = connection.execute("PRAGMA application_id").fetchone()
@@ -543,10 +534,10 @@ def entered(register: Path) -> dict[str, Entry]:
     try:
         written = json.loads(register.read_text(encoding="utf-8"))
         if written["format_version"] != REGISTER_VERSION:
-            raise ValueError(f"format_version must be {REGISTER_VERSION}")
+            raise ValueError(f"use the adapmixed that wrote it, not format {REGISTER_VERSION}")
         return {str(identity): Entry(**entry) for identity, entry in written["ledgers"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{register} must be a register of ledgers: {error!r}") from error
+        raise ValueError(f"{register} must be a register of ledgers: {error}") from error
 
 
 def enter(ensemble: str | os.PathLike[str], reading: Reading) -> None:

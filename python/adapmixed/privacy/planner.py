@@ -412,16 +412,16 @@ def nearest(num_models: int) -> int:
     return min(SHARDS, key=lambda shards: abs(math.log(shards / num_models)))
 
 
-def kept_share(one: Plan) -> float:
+def kept_share(choice: Plan) -> float:
     """Return the share of the best gain without protection that settings of the rule kept.
 
     It was measured on one text with one model and `nearest` shards, and is interpolated over the
     size of box or clip, which decides the perplexity whatever ε and the number of queries are.
 
     Args:
-        one: a plan of `recommended` or `chosen`.
+        choice: a plan of `recommended` or `chosen`.
     """
-    boxed = one.mechanism == "clipped-mixing"
-    shares = (_BOXES if boxed else _CLIPS)[nearest(one.num_models)]
-    sizes = np.log(np.array([one.settings["upper"], float(boxed), *shares]) + (not boxed))
+    boxed = choice.mechanism == "clipped-mixing"
+    shares = (_BOXES if boxed else _CLIPS)[nearest(choice.num_models)]
+    sizes = np.log(np.array([choice.settings["upper"], float(boxed), *shares]) + (not boxed))
     return float(np.interp(sizes[0], sizes[1:], [0.0, *shares.values()]))

@@ -71,7 +71,7 @@ class BatchEngine:
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         active: int | None = DEFAULT_ACTIVE,
     ) -> None:
-        if not ensemble.ranks.alone:
+        if not ensemble.ranks.single:
             raise ValueError("ensemble must be held by one process to be served")
         check_count("memory_bytes", memory_bytes)
         self._ensemble, self._memory, self._active = ensemble, memory_bytes, active

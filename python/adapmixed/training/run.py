@@ -54,7 +54,7 @@ from adapmixed.ensemble.members import (
 from adapmixed.ensemble.public_model import FILE_NAME, load_base
 from adapmixed.files import publish_folder, temporary_folder, write_file
 from adapmixed.limits import check_count, check_models, check_option
-from adapmixed.ranks import ALONE, Rank, Ranks
+from adapmixed.ranks import SINGLE, Rank, Ranks
 from adapmixed.text import token_stream
 from adapmixed.training.blocks import adapts_head_alone
 from adapmixed.training.finetune import AdapterTrainer, save_adapter, shorten
@@ -133,7 +133,7 @@ class TrainingRun:
 def train_ensemble(
     run: TrainingRun,
     *,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE,
     workers: int = 1,
     say: Callable[[str], None] | None = None,
     update: bool = False,
@@ -263,7 +263,7 @@ def train_ensemble(
                 elif path.is_dir():
                     shutil.rmtree(path)
             device = run.device
-            if device == "cuda" and not ranks.alone:
+            if device == "cuda" and not ranks.single:
                 device = f"cuda:{Rank.from_environment().local_rank}"
             trainer = partial(member_trainer, run, facts, device, spooled, key)
             steps = {at: run.config.expected_steps(spooled.sizes[at]) for at in paths}

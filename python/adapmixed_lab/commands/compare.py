@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_output("--out", arguments.out)
     from adapmixed.evaluation import evaluate
     from adapmixed.mechanisms import PublicOnly, Unprotected
-    from adapmixed.ranks import ALONE
+    from adapmixed.ranks import SINGLE
     from adapmixed.text import read_text, token_stream
     from adapmixed_lab.baselines import draw, methods, text, trained
     from adapmixed_lab.dp_sgd import read_dp_adapter
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
                 f"--dp-adapter must have its ε at δ = {arguments.delta}, got {stated.delta}"
             )
     documents = read_text(arguments.text, name="--text")
-    ensemble = load_ensemble(arguments, ALONE)
+    ensemble = load_ensemble(arguments, SINGLE)
     texts = [document.text for document in documents]
     tokens = token_stream(ensemble.tokenizer, texts, ensemble.vocab_size)
     queries = arguments.queries
@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     for folder, stated in adapters.items():
         options = argparse.Namespace(**vars(arguments) | {"ensemble": [folder]})
         pair = {"public": PublicOnly(), "adapter": Unprotected()}
-        evaluations += [trained(measured(load_ensemble(options, ALONE), pair)[1], stated)]
+        evaluations += [trained(measured(load_ensemble(options, SINGLE), pair)[1], stated)]
     print(text(evaluations))
     figure = draw(evaluations)
     write_file(arguments.out, f"{figure.svg}\n".encode())

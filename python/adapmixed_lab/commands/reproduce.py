@@ -55,7 +55,7 @@ class Sources:
         choices=("builtin", "full"),
     )
     base: str | None = option(f"public model: folder or hub name (default: {BASE})")
-    ensemble: Path | None = option("ensemble folders of 'adapmixed train'", nargs="+")
+    ensemble: Path | None = option("of 'adapmixed train'", nargs="+", metavar="FOLDER")
     text: str | None = option(
         "test text, as --corpus of 'adapmixed train', of the hub its split 'test' (default: "
         "WikiText-103's)"
@@ -114,7 +114,7 @@ class Sources:
 class ReproduceOptions:
     """The options of this command alone."""
 
-    out: Path = option("folder for the results", Path("reproduction"))
+    out: Path = option("folder for the results", Path("reproduction"), metavar="FOLDER")
     seed: int = option("seed of the evaluation's randomness", 0)
     seeds: int | None = option(
         "trainings with divisions of their own, over which results are means (default: 1; at full "
