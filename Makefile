@@ -118,8 +118,8 @@ FIXED_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 ON_CPU := $(addprefix tests/kernels/test_,low_rank.py operators.py sample.py workload.py)
 THREADS := tests/kernels/test_low_rank.py tests/kernels/test_workload.py
 SIMULATED := $(addprefix tests/cuda_on_cpu/test_,kernels.py launches.py mechanisms.py)
-sanitized = $(FIXED_ADDRESSES) env LD_PRELOAD="$(foreach one,$(2) libstdc++.so,$(shell \
-  $(firstword $(CXX)) -print-file-name=$(one)))" PYTHONSAFEPATH=1 ADAPMIXED_SANITIZE=$(1) \
+sanitized = $(FIXED_ADDRESSES) env LD_PRELOAD="$(foreach library,$(2) libstdc++.so,$(shell \
+  $(firstword $(CXX)) -print-file-name=$(library)))" PYTHONSAFEPATH=1 ADAPMIXED_SANITIZE=$(1) \
   PYTHONPATH="$(CURDIR)/build/sanitize-$(1)/site:$(CURDIR)/python" \
   $(BIN)/python -m pytest -q -p no:cacheprovider -m "not slow" -k "not forked"
 

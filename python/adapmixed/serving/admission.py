@@ -1,6 +1,7 @@
 """Who may ask for how many tokens: keys, their file and rates, and what is reserved.
 
-The file holds a hash of each key. The tokens that each has used are a table of the ledger's
+The file holds a hash of each key. It is apart from the ledger, which the server has for itself,
+since keys come and go while it runs. The tokens that each has used are a table of the ledger's
 database. Admissions are on the device before their answers start, and what an answer gives back is
 written later. So a process that is killed loses a key at most tokens of its own. An answer's tokens
 of the plan are reserved in memory before it starts, so that it does not end for want of budget.
