@@ -21,7 +21,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|$])")
 
 def filled(text: str) -> str:
     """Return a page with its comments replaced."""
-    return MARK.sub(lambda found: mechanisms() if found[2] else commands(found[1]), text)
+    return MARK.sub(lambda mark: mechanisms() if mark[2] else commands(mark[1]), text)
 
 
 def parser_of(program: str) -> argparse.ArgumentParser:
@@ -57,7 +57,7 @@ def _section(parser: argparse.ArgumentParser, level: int) -> str:
         f"```text\n{usage}\n```",
     ]
     for group in parser._action_groups:
-        items = [_item(parser, one) for one in group._group_actions if _shown(one)]
+        items = [_item(parser, action) for action in group._group_actions if _shown(action)]
         if not items:
             continue
         if group.title not in ("options", "positional arguments"):
@@ -80,7 +80,7 @@ def _item(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
     if action.required and action.option_strings:
         notes.append("required")
     if action.choices is not None and "{" not in names:
-        notes.append("one of " + ", ".join(f"`{one}`" for one in action.choices))
+        notes.append("one of " + ", ".join(f"`{choice}`" for choice in action.choices))
     if _has_default(action) and not _says(text, action.default):
         notes.append(f"default `{action.default}`")
     explained = "; ".join(part for part in (_escaped(text), *notes) if part)
@@ -95,15 +95,15 @@ def _has_default(action: argparse.Action) -> bool:
 
 def _says(text: str, default: object) -> bool:
     """Return whether a help text ends with the default, as in "seed of the draws (default: 0)"."""
-    found = re.search(r"\((?:default: )?([^()]*)\)\s*$", text)
-    if found is None:
+    match = re.search(r"\((?:default: )?([^()]*)\)\s*$", text)
+    if match is None:
         return False
     if isinstance(default, int | float):
         try:
-            return float(found[1].replace(",", "").replace(" ", "")) == default
+            return float(match[1].replace(",", "").replace(" ", "")) == default
         except ValueError:
             return False
-    return str(default) in found[1]
+    return str(default) in match[1]
 
 
 def mechanisms() -> str:
@@ -137,19 +137,19 @@ def _default(value: Any) -> str:
 
 def attributes(kind: type) -> dict[str, str]:
     """Return what a class's docstring says about each of its fields."""
-    found: dict[str, str] = {}
-    for one in reversed(kind.__mro__):
-        text = inspect.cleandoc(one.__doc__ or "")
+    described: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        text = inspect.cleandoc(base.__doc__ or "")
         section = re.search(r"^(?:Attributes|Args):\n((?:[ ]+.*\n?|\n)+)", text, re.MULTILINE)
-        if section is None or not dataclasses.is_dataclass(one):
+        if section is None or not dataclasses.is_dataclass(base):
             continue
         entries = re.split(r"^ {4}(?=\S)", section[1], flags=re.MULTILINE)
         for entry in entries:
             names, colon, words = entry.partition(": ")
             if colon:
                 for name in names.split(","):
-                    found[name.strip()] = " ".join(words.split())
-    return found
+                    described[name.strip()] = " ".join(words.split())
+    return described
 
 
 def _escaped(text: str) -> str:

@@ -145,8 +145,8 @@ def _signs(items: list[Element]) -> list[Element]:
 
 def _is_word(items: list[Element]) -> bool:
     """Return whether upright letters stand for one name, as in `\\mathrm{clip}`."""
-    upright = all(one.get("mathvariant") == "normal" or one.tag == "mn" for one in items)
-    letters = all((one.text or "").isascii() for one in items)
+    upright = all(item.get("mathvariant") == "normal" or item.tag == "mn" for item in items)
+    letters = all((item.text or "").isascii() for item in items)
     return upright and letters and items[0].tag == "mi"
 
 
@@ -212,11 +212,11 @@ def _attach(app: Any, doctree: Any, name: str) -> None:
 
     def moved(pattern: str, at: int) -> str:
         text = node.parent[at] if 0 <= at < len(node.parent) else None
-        found = re.search(pattern, text) if isinstance(text, nodes.Text) else None
-        if found is None:
+        match = re.search(pattern, text) if isinstance(text, nodes.Text) else None
+        if match is None:
             return ""
-        node.parent[at] = nodes.Text(text[: found.start()] + text[found.end() :])
-        return found[0]
+        node.parent[at] = nodes.Text(text[: match.start()] + text[match.end() :])
+        return match[0]
 
     for node in doctree.findall(nodes.math):
         node["before"] = moved(r"[(\[]+$", node.parent.index(node) - 1)

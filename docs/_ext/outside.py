@@ -39,11 +39,11 @@ def files(app: Any, name: str, source: list[str]) -> None:
     docs = Path(app.srcdir)
     page = Path(app.env.doc2path(name)).parent
 
-    def link(found: re.Match[str]) -> str:
-        text, target = found[1], found[2]
+    def link(match: re.Match[str]) -> str:
+        text, target = match[1], match[2]
         path = Path(os.path.normpath(page / target.partition("#")[0]))
         if path.is_relative_to(docs):
-            return found[0]
+            return match[0]
         plain = text.replace("`", "")
         return f"{{download}}`{plain} <{target.partition('#')[0]}>`" if path.is_file() else text
 
@@ -56,8 +56,8 @@ def docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines: lis
     reStructuredText would read the bars as a substitution.
     """
 
-    def link(found: re.Match[str]) -> str:
-        return f":doc:`/{found[1]}`" if found[1] in app.env.found_docs else found[0]
+    def link(match: re.Match[str]) -> str:
+        return f":doc:`/{match[1]}`" if match[1] in app.env.found_docs else match[0]
 
     for index, line in enumerate(lines):
         parts = re.split(r"(``.+?``|`[^`]+`)", line)

@@ -77,7 +77,7 @@ def is_printed(shown: Block, printed: str) -> bool:
     """Tell whether a run printed what a block shows, but for random lines and ellipses."""
     lines = shown.text.splitlines()
     kept = ["..." if at in shown.random_lines else line for at, line in enumerate(lines, 1)]
-    want, got = (flat(one, "measured" in shown.marks) for one in (" ".join(kept), printed))
+    want, got = (flat(text, "measured" in shown.marks) for text in (" ".join(kept), printed))
     return doctest.OutputChecker().check_output(f"... {want} ...", f"  {got}  ", doctest.ELLIPSIS)
 
 
@@ -132,17 +132,17 @@ def anchors(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as GitHub and MyST make them."""
     from command_line import filled
 
-    found: set[str] = set()
+    names: set[str] = set()
     prose = filled(split(page)[1])
     for title in re.findall(r"^#{1,6} +(.+?) *#*$", prose, re.MULTILINE):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title)
         slug = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
         name, count = slug, 0
-        while name in found:
+        while name in names:
             count += 1
             name = f"{slug}-{count}"
-        found.add(name)
-    return found | set(re.findall(r"^\(([\w-]+)\)=$", prose, re.MULTILINE))
+        names.add(name)
+    return names | set(re.findall(r"^\(([\w-]+)\)=$", prose, re.MULTILINE))
 
 
 def links(page: Path) -> list[str]:

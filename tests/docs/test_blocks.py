@@ -55,7 +55,7 @@ PLAIN = {
 """Programs that are not ours, so that their arguments are not checked."""
 
 ALL = all_blocks()
-PYTHON, SHELL = ([one for one in ALL if one.language == language] for language in CHECKED)
+PYTHON, SHELL = ([block for block in ALL if block.language == language] for language in CHECKED)
 
 
 def test_a_block_says_in_one_way_what_it_is() -> None:
@@ -158,7 +158,7 @@ def _other_pages() -> list[object]:
     """Return the pages whose blocks run with stand-ins; all but the README are slow."""
     found: list[object] = []
     for page in pages():
-        if name_of(page) not in EXACT and any(one.runs for one in blocks(page)):
+        if name_of(page) not in EXACT and any(block.runs for block in blocks(page)):
             slow = () if page == README else (pytest.mark.slow,)
             found.append(pytest.param(page, marks=slow, id=name_of(page)))
     return found
@@ -228,13 +228,13 @@ def _stand_ins(page: Path, ensemble: Path) -> None:
         return
     from adapmixed.data import demo_base, held_out_documents, private_documents
 
-    rows = [{"user": one.identifier, "text": one.text} for one in private_documents()[:200]]
+    rows = [{"user": doc.identifier, "text": doc.text} for doc in private_documents()[:200]]
     Path("notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     links = {"base": Path(demo_base())}
     if page.name == "evaluate.md":  # makes the files of all how-to pages of the demonstration's
         links = {"report/ensemble": ensemble}
     else:
-        held_out = "\n\n".join(one.text for one in held_out_documents())
+        held_out = "\n\n".join(doc.text for doc in held_out_documents())
         Path("held-out.txt").write_text(held_out)
     if page.name == "README.md":
         links["report/ensemble"] = ensemble
@@ -271,8 +271,8 @@ def _checked(printed: str, where: str) -> str:
 @pytest.mark.slow
 def test_the_readme_runs_after_the_demonstration(tmp_path: Path) -> None:
     copy_trained(tmp_path / "report")
-    (asked,) = (one for one in blocks(README) if one.runs)
+    (asked,) = (block for block in blocks(README) if block.runs)
     script = f"adapmixed demo --out report\npython - <<'END'\n{asked.text}END\n"
     printed = _run(script, tmp_path, name_of(README))
-    shown = next(one for one in blocks(README) if one.language == "text")
+    shown = next(block for block in blocks(README) if block.language == "text")
     assert is_printed(shown, printed), f"{shown}:\n{printed}"

@@ -37,11 +37,11 @@ def test_links_resolve(page: Path) -> None:
         if re.match(r"https://[\w.-]+(/|$)", target):
             continue
         path, _, anchor = target.partition("#")
-        found = (page.parent / path).resolve() if path else page
-        inside = found.is_relative_to(ROOT)
-        if not inside or not found.exists():
+        file = (page.parent / path).resolve() if path else page
+        inside = file.is_relative_to(ROOT)
+        if not inside or not file.exists():
             broken.append(target)
-        elif anchor and (found.suffix != ".md" or anchor not in anchors(found)):
+        elif anchor and (file.suffix != ".md" or anchor not in anchors(file)):
             broken.append(target)
     assert not broken
 
@@ -57,8 +57,8 @@ def test_each_sentence_of_the_letter_has_its_section() -> None:
     said = [line for line in LETTER.read_text(encoding="utf-8").splitlines() if "|- " in line]
     assert len(said) > 15
     for line in said:
-        found = re.fullmatch(r"\w*\|- .+[.}] \[([^\]]+)\]", line)
-        assert found is not None and set(found[1].split(", ")) <= known, line
+        match = re.fullmatch(r"\w*\|- .+[.}] \[([^\]]+)\]", line)
+        assert match is not None and set(match[1].split(", ")) <= known, line
 
 
 def tokens(text: str, dollars: bool) -> Iterator[Any]:
@@ -77,7 +77,7 @@ def emphasised(text: str) -> list[str]:
     """
     seen = list(tokens(text, dollars=False))
     return [
-        "".join(one.content for one in seen[at : at + 4])
+        "".join(part.content for part in seen[at : at + 4])
         for at, token in enumerate(seen)
         if token.type in ("em_open", "strong_open") and token.markup.startswith("_")
     ]
@@ -92,14 +92,14 @@ def formulas(text: str) -> list[tuple[str, bool]]:
     ]
 
 
-def misread(text: str, found: list[tuple[str, bool]]) -> list[str]:
+def misread(text: str, pairs: list[tuple[str, bool]]) -> list[str]:
     """Return those of a page's formulas that GitHub would not show as they are written.
 
     It drops a backslash before punctuation, reads "*" and "<" as Markdown and HTML, begins a list
     at a line that begins with a sign, and knows a dollar sign beside some characters as text.
     """
     bad = []
-    for latex, display in found:
+    for latex, display in pairs:
         sign = display and re.search(r"^\s*[-+>#]", latex, re.MULTILINE)
         if sign or re.search(r"\\[^a-zA-Z\s]|[*<~]|\]\(", latex) or (not display and "\n" in latex):
             bad.append(latex)
@@ -115,10 +115,10 @@ def misread(text: str, found: list[tuple[str, bool]]) -> list[str]:
 def test_every_formula_can_be_shown(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert not emphasised(text)
-    found = formulas(text)
-    for latex, display in found:
+    pairs = formulas(text)
+    for latex, display in pairs:
         assert "\\" not in mathml(latex, display), latex
-    assert not misread(text, found)
+    assert not misread(text, pairs)
     left = tokens(text, dollars=True)
     assert not [token.content for token in left if token.type == "text" and "$" in token.content]
 
@@ -175,7 +175,7 @@ def test_every_public_name_is_documented(module: str) -> None:
     documented = [_found(name) for name in DOCUMENTED]
     home = importlib.import_module(module)
     missing = [
-        name for name in home.__all__ if not any(getattr(home, name) is one for one in documented)
+        name for name in home.__all__ if not any(getattr(home, name) is obj for obj in documented)
     ]
     assert not missing
 
@@ -183,9 +183,9 @@ def test_every_public_name_is_documented(module: str) -> None:
 def _leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for one in action.choices.values():
-                yield one
-                yield from _leaves(one)
+            for command in action.choices.values():
+                yield command
+                yield from _leaves(command)
 
 
 @pytest.mark.parametrize("program", ["adapmixed", "adapmixed-lab"])
