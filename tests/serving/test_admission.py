@@ -57,7 +57,7 @@ def test_used_tokens_stay_with_the_ledger(tmp_path: Path) -> None:
             accountant.add(BoundedRangeAnswer(1.0, -1.0, 1.0, 3, 1, 9))
             assert used(clients, alice) == tokens
             clients.close()
-    assert {one.name for one in tmp_path.iterdir()} == {"keys.json", "real.db", "current.db"}
+    assert {entry.name for entry in tmp_path.iterdir()} == {"keys.json", "real.db", "current.db"}
     assert read_ledger(ledger).guarantee.queries == 2
     assert usage(link) == usage(ledger) == {"alice": 8}
 
@@ -81,8 +81,8 @@ def test_the_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture
         assert status(carol) == status(bob) == 429
         file.unlink()
         assert status(carol) == 429
-        said = [one.getMessage() for one in caplog.records]
-        assert [one[:19] for one in said] == ["the old keys stay: "] * 3 and str(file) in said[0]
+        said = [record.getMessage() for record in caplog.records]
+        assert [text[:19] for text in said] == ["the old keys stay: "] * 3 and str(file) in said[0]
         file.write_text(whole)
         for name in ("bob", "carol"):
             remove_key(file, name)
@@ -164,8 +164,8 @@ def test_the_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_share_of_the_budget(tmp_path: Path, share: dict[str, int]) -> None:
     """A key counts max_tokens of every prompt, and gets back what its answers did not use."""
     clients, alice, headers = a_client(tmp_path, **share)
-    given = clients.give_back  # slow, so that the answer would come before it
-    clients.give_back = lambda *of: (time.sleep(0.1), given(*of))[1]  # type: ignore[method-assign]
+    give_back = clients.give_back  # slow, so that the answer would come before it
+    clients.give_back = lambda *of: (time.sleep(0.1), give_back(*of))[1]  # type: ignore[method-assign]
     with served(StubEngine("ab", ends=True), clients=clients) as server:
         client, two = server.client(headers=headers), ASK | {"prompt": ["a", "b"]}
         if share:

@@ -100,7 +100,7 @@ def test_two_requests_cannot_take_the_last_place(
     """A place is checked before the key is counted, which takes a while; it must still be there."""
     clients, alice, headers = a_client(tmp_path, tokens=10_000)
     admit = clients.admit
-    monkeypatch.setattr(clients, "admit", lambda *one: (time.sleep(0.05), admit(*one))[1])
+    monkeypatch.setattr(clients, "admit", lambda *counted: (time.sleep(0.05), admit(*counted))[1])
     engine = StubEngine(batch=1)
     engine.go.clear()
     monkeypatch.setattr(answers, "MOST_WAITING", 1)
@@ -109,7 +109,7 @@ def test_two_requests_cannot_take_the_last_place(
             asked = [pool.submit(asks, port, ASK, **headers)]
             until(lambda: server.scheduler.running)
             asked += [pool.submit(asks, port, ASK, **headers) for _ in range(5)]
-            until(lambda: sum(one.done() for one in asked) == 4)
+            until(lambda: sum(future.done() for future in asked) == 4)
             engine.go.set()
-            found = sorted(one.result()[0] for one in asked)
-    assert found == [200, 200, 503, 503, 503, 503]
+            statuses = sorted(future.result()[0] for future in asked)
+    assert statuses == [200, 200, 503, 503, 503, 503]

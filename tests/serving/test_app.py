@@ -83,35 +83,35 @@ def test_a_stream(server: Served) -> None:
     fields = {"stream": True, "max_tokens": 70, "prompt": ["a", "b"]}
     answer = server.client().post(COMPLETIONS, json=ASK | fields)
     assert answer.headers["content-type"].startswith("text/event-stream")
-    found = events(answer.text)
-    assert found.pop() == "[DONE]"
-    assert len({one["id"] for one in found}) == 1
+    chunks = events(answer.text)
+    assert chunks.pop() == "[DONE]"
+    assert len({chunk["id"] for chunk in chunks}) == 1
     whole = TEXT.encode()
     expected = (whole + whole)[:70].decode()
     for index in (0, 1):
-        mine = [one["choices"][0] for one in found if one["choices"][0]["index"] == index]
-        assert "".join(one["text"] for one in mine) == expected
-        assert [one["finish_reason"] for one in mine] == [None] * (len(mine) - 1) + ["length"]
-    assert not any("usage" in one for one in found)
+        mine = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert "".join(choice["text"] for choice in mine) == expected
+        assert [choice["finish_reason"] for choice in mine] == [None] * (len(mine) - 1) + ["length"]
+    assert not any("usage" in chunk for chunk in chunks)
 
 
 @pytest.mark.parametrize("usage", [False, True])
 def test_a_chat_stream(server: Served, usage: bool) -> None:
     body = CHAT | {"stream": True, "stop": "naïve", "max_tokens": 60}
     options = {"stream_options": {"include_usage": True}} if usage else {}
-    found = events(server.client().post(CHATS, json=body | options).text)
-    assert found.pop() == "[DONE]"
+    chunks = events(server.client().post(CHATS, json=body | options).text)
+    assert chunks.pop() == "[DONE]"
     if usage:
-        last = found.pop()
+        last = chunks.pop()
         assert last["choices"] == []
         stopped = len(TEXT[: TEXT.index("naïve") + 5].encode())
         assert last["usage"]["completion_tokens"] == stopped
-        assert all(one["usage"] is None for one in found)
-    choices = [one["choices"][0] for one in found]
-    assert all(one["object"] == "chat.completion.chunk" for one in found)
+        assert all(chunk["usage"] is None for chunk in chunks)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert all(chunk["object"] == "chat.completion.chunk" for chunk in chunks)
     assert choices[0]["delta"] == {"role": "assistant", "content": ""}
     assert choices[-1]["delta"] == {} and choices[-1]["finish_reason"] == "stop"
-    assert "".join(one["delta"].get("content", "") for one in choices) == "Grüße: the "
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == "Grüße: the "
 
 
 def test_models_and_health(server: Served) -> None:
@@ -236,10 +236,10 @@ def test_an_engine_that_fails(
                 until(lambda n=count: server.scheduler.running + server.scheduler.waiting == n)
             engine.fail = error
             engine.go.set()
-            for status, text in (one.result() for one in asked):
+            for status, text in (future.result() for future in asked):
                 assert status == (200 if stream else 503) and "private" not in text
-                (found,) = events(text) if stream else [json.loads(text)]
-                assert check_error(found, 503)["code"] == "stopping"
+                (event,) = events(text) if stream else [json.loads(text)]
+                assert check_error(event, 503)["code"] == "stopping"
         client = server.client()
         assert server.settled() and server.scheduler.failed
         assert check_error(client.get("/health").json(), 503)["code"] == "stopping"
@@ -280,7 +280,7 @@ def test_prompts_and_keys_are_not_logged(tmp_path: Path, caplog: pytest.LogCaptu
         assert client.post(COMPLETIONS + "?x=SECRET", json=ASK | {"prompt": "SECRET"}).is_success
         assert client.post(COMPLETIONS, json=ASK | {"seed": "SECRET"}).status_code == 400
         client.get("/v1/models/SECRET")
-    ours = [one.getMessage() for one in caplog.records if one.name.startswith("adapmixed")]
+    ours = [record.getMessage() for record in caplog.records if record.name.startswith("adapmixed")]
     assert "POST /v1/completions 200" in ours and "GET other 401" in ours
     assert not any("SECRET" in text for text in ours)
 
@@ -298,8 +298,8 @@ def value(metrics: Metrics, name: str, **labels: str) -> Any:
 def test_the_figures() -> None:
     """Of requests and tokens alone, for this machine alone."""
     engine = StubEngine(queries=100)
-    with bound("127.0.0.1", 0) as found:
-        port = found.getsockname()[1]
+    with bound("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
     with served(engine) as server:
         client, metrics = server.client(), server.metrics
         for body in (ASK, ASK | {"prompt": ["a", "b"], "stream": True}, ASK | {"seed": 1}):

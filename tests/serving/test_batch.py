@@ -58,36 +58,36 @@ def engine_of(ensemble: Ensemble, mechanism: Any = None, **settings: Any) -> Bat
 
 def unread(engine: BatchEngine) -> list[Any]:
     """Return the batches whose prompts are not read to the end."""
-    return [one for one in engine._batches if one.tokens is None]
+    return [group for group in engine._batches if group.tokens is None]
 
 
 def run(engine: BatchEngine, waiting: list[Prompt], seed: int = 1) -> dict[Prompt, list[int]]:
     """Let prompts join at random times, and leave when their answer is complete."""
-    draw, found = random.Random(seed), {prompt: [] for prompt in waiting}  # type: ignore[var-annotated]
+    draw, answers = random.Random(seed), {prompt: [] for prompt in waiting}  # type: ignore[var-annotated]
     waiting, running = list(waiting), 0
     while waiting or running:
         room = engine.room(waiting[: draw.randint(0, 3)])
         engine.admit(waiting[:room]) if room else None
         waiting, running = waiting[room:], running + room
         released = engine.step()
-        assert len(released) == running - sum(len(one.prompts) for one in unread(engine))
+        assert len(released) == running - sum(len(group.prompts) for group in unread(engine))
         for prompt, token in released:
-            found[prompt].append(token)
-        ended = [prompt for prompt, _ in released if len(found[prompt]) == prompt.max_tokens]
+            answers[prompt].append(token)
+        ended = [prompt for prompt, _ in released if len(answers[prompt]) == prompt.max_tokens]
         engine.leave(ended)
         running -= len(ended)
     assert engine.step() == []
-    return found
+    return answers
 
 
-def check_alone(ensemble: Any, mechanism: Any, found: dict[Prompt, list[int]]) -> None:
+def check_alone(ensemble: Any, mechanism: Any, answers: dict[Prompt, list[int]]) -> None:
     """Assert that each answer is that of the prompt alone."""
-    for prompt, tokens in found.items():
-        alone = answered(
+    for prompt, tokens in answers.items():
+        expected = answered(
             ensemble, mechanism, torch.tensor([prompt.tokens]),
             max_new_tokens=prompt.max_tokens, temperature=prompt.temperature, top_k=prompt.top_k,
         )  # fmt: skip
-        assert tokens == alone[0].tolist()
+        assert tokens == expected[0].tolist()
 
 
 @pytest.mark.parametrize(
@@ -102,11 +102,11 @@ def test_each_sequence_answers_as_it_does_alone(
     monkeypatch.setattr(batch, "_PART_EACH", 1)
     monkeypatch.setattr(limits, "LEAST_TEMPERATURE", 1e-6)
     asked = prompts(12, temperature=COLD)
-    asked[3:6] = [replace(one, temperature=COLD / 2) for one in asked[3:6]]
-    asked[6:9] = [replace(one, top_k=5) for one in asked[6:9]]
+    asked[3:6] = [replace(prompt, temperature=COLD / 2) for prompt in asked[3:6]]
+    asked[6:9] = [replace(prompt, top_k=5) for prompt in asked[6:9]]
     accountant = Accountant(1e-5)
-    found = run(engine_of(ensemble, mechanism, accountant=accountant), asked)
-    check_alone(ensemble, mechanism, found)
+    answers = run(engine_of(ensemble, mechanism, accountant=accountant), asked)
+    check_alone(ensemble, mechanism, answers)
     assert accountant.queries == sum(prompt.max_tokens for prompt in asked)
 
 
@@ -118,8 +118,8 @@ def test_prompts_with_records_are_served_as_members(monkeypatch: pytest.MonkeyPa
     ensemble, mechanism = made.filled(["w5 w6", "w7", None]), ClippedLogPool(0.0, 4.0, queries=99)
     asked = [Prompt((*made.opening, *range(9, 9 + more)), 6, temperature=COLD) for more in range(3)]
     accountant = Accountant(1e-5)
-    found = run(engine_of(ensemble, mechanism, accountant=accountant), asked)
-    check_alone(ensemble, mechanism, found)
+    answers = run(engine_of(ensemble, mechanism, accountant=accountant), asked)
+    check_alone(ensemble, mechanism, answers)
     assert accountant.queries == 18 and accountant.guarantee().kind == "fixed"
 
 
@@ -149,27 +149,27 @@ def test_what_is_one_charge(
 def test_the_public_model_alone(base: Any, make_adapters: Callable[..., list[Path]]) -> None:
     """Its tokens are those without members, beside private answers too, and nothing is charged."""
     asked = [*prompts(4), *prompts(4, seed=1, temperature=0.5), *prompts(4, seed=2, top_k=5)]
-    alone = [replace(prompt, public=True) for prompt in asked]
-    found = []
+    public = [replace(prompt, public=True) for prompt in asked]
+    answers = []
     for first in (0, 50):
         ensemble = Ensemble.from_pretrained(base, make_adapters(2, first=first))
         ensemble.tokenizer = "unused"
         accountant = Accountant(1e-5)
         engine = engine_of(ensemble, ClippedLogPool(-3, 3, 9, 500), accountant=accountant)
-        found.append(list(run(engine, alone).values()))
+        answers.append(list(run(engine, public).values()))
         assert accountant.queries == 0
         engine.admit([Prompt((1, 2), 5), Prompt((3,), 5, public=True)])
         assert len(engine.step()) == 2 and accountant.queries == 1
-        found.append(list(run(engine_of(ensemble), asked).values()))
-    assert all(one == found[0] for one in found)
+        answers.append(list(run(engine_of(ensemble), asked).values()))
+    assert all(tokens == answers[0] for tokens in answers)
 
 
 def test_all_sequences_fit_the_memory(ensemble: Ensemble) -> None:
-    one = Prompt((1,) * 10, 10)
+    prompt = Prompt((1,) * 10, 10)
     engine = engine_of(ensemble)
     needed = engine._bytes(19)
     engine = engine_of(ensemble, memory_bytes=3 * needed)
-    waiting = [replace(one) for _ in range(5)]
+    waiting = [replace(prompt) for _ in range(5)]
     assert engine.room(waiting) == 3
     engine.admit(waiting[:2])
     assert engine.room(waiting[2:]) == 1
@@ -181,7 +181,7 @@ def test_all_sequences_fit_the_memory(ensemble: Ensemble) -> None:
     # A short one is padded to the longest, too.
     engine = engine_of(ensemble, memory_bytes=2 * engine._bytes(29) - 1)
     engine.admit([wide])
-    assert engine.room([one]) == 0
+    assert engine.room([prompt]) == 0
     assert engine_of(ensemble, memory_bytes=needed).window == 19
     assert engine.window == POSITIONS
     with pytest.raises(ValueError, match="memory_bytes must be >= "):

@@ -55,7 +55,7 @@ def test_a_client_that_leaves(stream: bool, reset: bool, tmp_path: Path) -> None
         if reset:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         connection.close()
-        until(lambda: all(one.cancelled for one in server.scheduler._running.values()))
+        until(lambda: all(reply.cancelled for reply in server.scheduler._running.values()))
         engine.go.set()
         assert server.settled(1.0)
         until(lambda: used(clients, alice) == engine.released)
@@ -71,7 +71,7 @@ def test_a_client_that_leaves_the_queue() -> None:
             connections.append(opened(port, ASK | {"stream": True}))
             until(lambda n=count: server.scheduler.running == 1 == n - server.scheduler.waiting)
         connections[2].close()
-        until(lambda: any(one.cancelled for one in server.scheduler._waiting.values()))
+        until(lambda: any(reply.cancelled for reply in server.scheduler._waiting.values()))
         engine.go.set()
         for connection in connections[:2]:
             with connection, connection.makefile("rb") as file:
@@ -139,9 +139,9 @@ def test_many_clients_at_once() -> None:
     """Each gets the whole text, and all tokens are charged once."""
     with served(StubEngine(batch=8)) as server, listening(server.app) as port:
         with ThreadPoolExecutor(20) as pool:
-            found = list(pool.map(lambda _: asks(port, ASK | {"max_tokens": 20}), range(60)))
-        assert [status for status, _ in found] == [200] * 60
-        bodies = [json.loads(body) for _, body in found]
+            answers = list(pool.map(lambda _: asks(port, ASK | {"max_tokens": 20}), range(60)))
+        assert [status for status, _ in answers] == [200] * 60
+        bodies = [json.loads(body) for _, body in answers]
         assert len({body["choices"][0]["text"] for body in bodies}) == 1
         assert len({body["id"] for body in bodies}) == 60
         assert server.settled() and server.engine.accountant.queries == 60 * 20
@@ -316,5 +316,5 @@ def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
             opened.append((before, stack.enter_context(connection)))
             connection.sendall(before + half)
         for before, connection in opened:
-            found = connection.makefile("rb").read()  # until it is closed
-            assert (b"200 OK" in found) == bool(before)
+            answer = connection.makefile("rb").read()  # until it is closed
+            assert (b"200 OK" in answer) == bool(before)

@@ -51,8 +51,8 @@ def running(name: str, folder: Path, queries: int, **settings: Any) -> Iterator[
     mechanism = ClippedLogPool(-1.0, 1.0, 4.0, queries=queries)
     with Accountant(1e-5, path=folder / "ledger") as accountant:
         given = {"max_tokens": 200} | settings
-        with answering(name, base, ensemble, mechanism, accountant, **given) as found:
-            yield Server(found, folder / "ledger")
+        with answering(name, base, ensemble, mechanism, accountant, **given) as served:
+            yield Server(served, folder / "ledger")
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -73,8 +73,8 @@ def test_completions(server: Server) -> None:
     register = entered(register_of(server.ledger.parent / "ensemble"))
     assert read_ledger(server.ledger).identity in register  # or sums over ledgers would lack it
     assert 2 <= used(reply) <= 14  # an end token may be drawn
-    assert [one["index"] for one in reply.json()["choices"]] == [0, 1]
-    assert all(one["logprobs"] is None for one in reply.json()["choices"])
+    assert [choice["index"] for choice in reply.json()["choices"]] == [0, 1]
+    assert all(choice["logprobs"] is None for choice in reply.json()["choices"])
     total = used(reply)
     neutral = {"n": 1, "top_p": 1, "presence_penalty": 0, "seed": None, "user": "x"}
     for fields in (
@@ -103,7 +103,7 @@ def test_a_stop_token_ends_an_answer(server: Server) -> None:
     assert reply.json()["choices"][0]["finish_reason"] == "stop" and used(reply) == 3
     streamed = server.ask(stop_token_ids=[end], stream=True, **asked).text
     *pieces, done, _ = (part.removeprefix("data: ") for part in streamed.split("\n\n"))
-    texts = [json.loads(one)["choices"][0]["text"] for one in pieces]
+    texts = [json.loads(piece)["choices"][0]["text"] for piece in pieces]
     assert done == "[DONE]" and "".join(texts) == tokenizer.decode(shown)
     assert server.settled() - before == 6
 

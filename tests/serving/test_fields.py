@@ -19,8 +19,8 @@ BODIES = {False: ASK, True: CHAT}
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    with served() as found:
-        yield found.client()
+    with served() as server:
+        yield server.client()
 
 
 def refused(client: TestClient, chat: bool, **fields: Any) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def test_caps(client: TestClient) -> None:
     assert passes(client, True, max_tokens=3, max_completion_tokens=3)
     error = refused(client, True, max_tokens=3, max_completion_tokens=4)
     assert "must be equal" in error["message"]
-    for name, value in [*(("temperature", one) for one in (0, False, 101)), ("top_k", -2)]:
+    for name, value in [*(("temperature", number) for number in (0, False, 101)), ("top_k", -2)]:
         assert refused(client, False, **{name: value})["param"] == name
 
 
@@ -81,9 +81,9 @@ def test_prompts(client: TestClient) -> None:
         ([[97], "bc"], 2, 3),
         ("\x00 é 🙂", 1, 9),
     ):
-        found = passes(client, False, prompt=prompt)
-        assert len(found["choices"]) == sequences
-        assert found["usage"]["prompt_tokens"] == tokens
+        reply = passes(client, False, prompt=prompt)
+        assert len(reply["choices"]) == sequences
+        assert reply["usage"]["prompt_tokens"] == tokens
     bad = [None, "", [], [""], [[]], ["a", ""], 3, {}, [None], [[1.0]], [[True]], [True], ["a", 1]]
     for prompt in (*bad, ["a", [[1]]], [1, "a"], "\ud800", "a\udc00"):
         assert refused(client, False, prompt=prompt)["param"] == "prompt", prompt
@@ -92,24 +92,24 @@ def test_prompts(client: TestClient) -> None:
 def test_messages(client: TestClient) -> None:
     parts = [{"type": "text", "text": "On"}, {"type": "text", "text": "ce"}]
     plain = passes(client, True)["usage"]["prompt_tokens"]
-    given = [{"role": "user", "content": parts, "name": None}]
-    assert passes(client, True, messages=given)["usage"]["prompt_tokens"] == plain
+    talk = [{"role": "user", "content": parts, "name": None}]
+    assert passes(client, True, messages=talk)["usage"]["prompt_tokens"] == plain
     for role in ("system", "developer", "assistant"):
         passes(client, True, messages=[{"role": role, "content": "x"}, *CHAT["messages"]])
-    one = {"role": "user", "content": "x"}
+    msg = {"role": "user", "content": "x"}
     bad: list[Any] = [
         None, [], "x", {}, [None], ["x"], [{}], [{"role": "user"}], [{"content": "x"}],
-        [one | {"role": "tool"}], [one | {"role": 1}], [one | {"role": []}], [one | {"content": 1}],
-        [one | {"content": None}], [one | {"content": [1]}],
-        [one | {"content": [{"type": "text"}]}],
-        [one | {"content": [{"type": "image_url", "image_url": {}}]}], [one | {"tool_calls": []}],
-        [one | {"content": [{"type": "text", "text": 1}]}], [one | {"content": "\udfff"}], [one, 1],
+        [msg | {"role": "tool"}], [msg | {"role": 1}], [msg | {"role": []}], [msg | {"content": 1}],
+        [msg | {"content": None}], [msg | {"content": [1]}],
+        [msg | {"content": [{"type": "text"}]}],
+        [msg | {"content": [{"type": "image_url", "image_url": {}}]}], [msg | {"tool_calls": []}],
+        [msg | {"content": [{"type": "text", "text": 1}]}], [msg | {"content": "\udfff"}], [msg, 1],
     ]  # fmt: skip
     for messages in bad:
         error = refused(client, True, messages=messages)
         assert error["param"].startswith("messages"), messages
     for content in (1, None, "\udfff"):
-        error = refused(client, True, messages=[one, one | {"content": content}])
+        error = refused(client, True, messages=[msg, msg | {"content": content}])
         assert error["param"] == "messages[1].content" == error["message"].partition(" ")[0]
 
 
@@ -128,11 +128,11 @@ def test_a_template_that_fails(wrong: Exception) -> None:
 
 
 def test_stops(client: TestClient) -> None:
-    found = passes(client, False, stop="ß", max_tokens=20)
-    assert found["choices"][0] == {
+    reply = passes(client, False, stop="ß", max_tokens=20)
+    assert reply["choices"][0] == {
         "index": 0, "text": "Grü", "logprobs": None, "finish_reason": "stop",
     }  # fmt: skip
-    assert found["usage"]["completion_tokens"] == 6  # ß has two bytes, and is charged
+    assert reply["usage"]["completion_tokens"] == 6  # ß has two bytes, and is charged
     passes(client, False, stop=["1", "2", "3", "4"])
     held = passes(client, False, stop="ß?", max_tokens=6)["choices"][0]  # held back for its stop
     assert (held["text"], held["finish_reason"]) == ("Grüß", "length")
@@ -165,11 +165,11 @@ def test_stop_tokens() -> None:
         ):
             for chat in (False, True):
                 charged = engine.accountant.queries
-                found = passes(client, chat, max_tokens=20, **stop)
-                (choice,) = found["choices"]
+                reply = passes(client, chat, max_tokens=20, **stop)
+                (choice,) = reply["choices"]
                 assert (choice["message"]["content"] if chat else choice["text"]) == text
                 assert choice["finish_reason"] == "stop"
-                assert found["usage"]["completion_tokens"] == used
+                assert reply["usage"]["completion_tokens"] == used
                 assert engine.accountant.queries == charged + used
         for free in (None, []):
             passes(client, False, stop_token_ids=free)

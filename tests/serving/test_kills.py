@@ -74,11 +74,11 @@ def stream(port: int, key: str, seed: int, began: threading.Event) -> tuple[int,
 
 def port_of(told: int, seconds: float) -> int | None:
     """Return the port of the child once it listens, or None if it does not in time."""
-    found: list[bytes] = []
-    reader = threading.Thread(target=lambda: found.append(os.read(told, 16)))
+    ports: list[bytes] = []
+    reader = threading.Thread(target=lambda: ports.append(os.read(told, 16)))
     reader.start()
     reader.join(seconds)
-    return int(found[0]) if found and found[0] else None
+    return int(ports[0]) if ports and ports[0] else None
 
 
 def check(ledger: Path, counted: int) -> None:
@@ -116,7 +116,7 @@ def test_clients_never_get_more_than_was_charged(name: str, tmp_path: Path) -> N
             assert status_of(child) == -signal.SIGKILL, "the server ended by itself"
             os.close(told)
             assert all(status in (0, 200, 503, 429) for _, status in seen), seen
-            counted += sum(one for one, _ in seen)
+            counted += sum(count for count, _ in seen)
             check(ledger, counted)
             if any(status == 429 for _, status in seen):
                 break

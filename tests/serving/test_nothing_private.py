@@ -49,21 +49,21 @@ class Letters(ByteTokenizer):
 
 def seen(served: Served, log: pytest.LogCaptureFixture) -> list[object]:
     """Return all that leaves the server, without times."""
-    found: list[object] = []
+    outputs: list[object] = []
     client = served.client()
     log.clear()
     for _ in range(3):
         for path, body in ASKED:
             answer = client.post(f"/v1/{path}", content=json.dumps({"model": MODEL, **body}))
-            found.append((answer.status_code, dict(answer.headers), answer.content))
+            outputs.append((answer.status_code, dict(answer.headers), answer.content))
     for path in ("/v1/models", "/health", "/metrics", "/v1/ledger"):
         answer = client.get(path)
-        found.append((answer.status_code, dict(answer.headers), answer.content))
+        outputs.append((answer.status_code, dict(answer.headers), answer.content))
     assert served.settled()  # or a figure may be that of a sequence that is about to leave
-    found.append([(one.name, one.levelname, one.getMessage()) for one in log.records])
+    outputs.append([(record.name, record.levelname, record.getMessage()) for record in log.records])
     figures = generate_latest(served.metrics.registry).decode()
-    found.append(re.sub(r"(?m)^\S+_(created|sum|bucket)\S* .*$", "", figures))
-    return found
+    outputs.append(re.sub(r"(?m)^\S+_(created|sum|bucket)\S* .*$", "", figures))
+    return outputs
 
 
 def overflow(ensemble: Ensemble, value: float) -> Ensemble:
@@ -159,9 +159,9 @@ def test_members_change_nothing_but_the_tokens(
                 spent.append((accountant.spent > 0.8 * accountant.limit).tolist())
     assert results[0] == results[1]
     assert printed[0] == printed[1]
-    answered = [one for one in results[0] if isinstance(one, tuple)]
+    answered = [reply for reply in results[0] if isinstance(reply, tuple)]
     ends = {429} if mechanism is PLANNED else set[int]()
-    assert {one[0] for one in answered} == {200, 400, 404} | ends
-    assert not re.search(b"(?i)epsilon|lambda|loss|shard", b"".join(one[2] for one in answered))
+    assert {reply[0] for reply in answered} == {200, 400, 404} | ends
+    assert not re.search(b"(?i)epsilon|lambda|loss|shard", b"".join(reply[2] for reply in answered))
     # The test compares something: members that differ have spent their budgets.
     assert spent in ([], [[False, False, True], [True, True, False]])

@@ -27,7 +27,7 @@ def client_of(openai: Any, port: int, key: str = "any") -> Any:
 def test_answers(openai: Any, tmp_path: Path) -> None:
     """Blocking and streaming, of both paths, with a key."""
     clients, _, headers = a_client(tmp_path)
-    with served(clients=clients) as found, listening(found.app) as port:
+    with served(clients=clients) as server, listening(server.app) as port:
         with pytest.raises(openai.AuthenticationError, match="Bearer KEY"):
             client_of(openai, port).models.list()
         with client_of(openai, port, headers["authorization"].split()[1]) as client:
@@ -52,22 +52,22 @@ def test_answers(openai: Any, tmp_path: Path) -> None:
 
 
 def test_a_spent_plan_is_not_asked_again(openai: Any) -> None:
-    with served(StubEngine(queries=10)) as found, listening(found.app) as port:
+    with served(StubEngine(queries=10)) as server, listening(server.app) as port:
         with client_of(openai, port) as client:
             client.completions.create(**ASK)
             with pytest.raises(openai.RateLimitError, match="2 tokens are left"):
                 client.completions.create(**ASK)
         labels = {"path": "/v1/completions", "status": "429"}
-        counted = partial(found.metrics.registry.get_sample_value, "adapmixed_requests_total")
+        counted = partial(server.metrics.registry.get_sample_value, "adapmixed_requests_total")
         until(lambda: counted(labels))  # once the response was sent
         assert counted(labels) == 1  # x-should-retry kept the client from asking twice more
 
 
 def test_an_error_in_the_middle_of_a_stream(openai: Any) -> None:
-    with served(StubEngine(seconds=0.005)) as found, listening(found.app) as port:
+    with served(StubEngine(seconds=0.005)) as server, listening(server.app) as port:
         with client_of(openai, port) as client:
             stream = client.completions.create(**ASK | {"max_tokens": 200, "stream": True})
             assert next(stream).choices[0].text == "G"
-            found.scheduler.stop()
+            server.scheduler.stop()
             with pytest.raises(openai.APIError, match="stopping"):
                 list(stream)

@@ -51,30 +51,30 @@ class Run:
 
     def ask(self, asked: Sequence[Prompt]) -> dict[Prompt, list[int]]:
         """Answer prompts to their ends, and compare the rows with those of our own engine."""
-        found: dict[Prompt, list[int]] = {prompt: [] for prompt in asked}
+        answers: dict[Prompt, list[int]] = {prompt: [] for prompt in asked}
         first = len(self.draws)
         waiting = list(asked)
-        while waiting or any(len(found[one]) < one.max_tokens for one in asked):
+        while waiting or any(len(answers[p]) < p.max_tokens for p in asked):
             room = self.engine.room(waiting)
             self.engine.admit(waiting[:room])
             waiting = waiting[room:]
             released = self.engine.step()
             self.empty += not released
             for prompt, token in released:
-                found[prompt].append(token)
-            self.engine.leave([one for one, _ in released if len(found[one]) == one.max_tokens])
-        self._compare(found, self.draws[first:])
-        return found
+                answers[prompt].append(token)
+            self.engine.leave([p for p, _ in released if len(answers[p]) == p.max_tokens])
+        self._compare(answers, self.draws[first:])
+        return answers
 
-    def _compare(self, found: dict[Prompt, list[int]], draws: list[Any]) -> None:
+    def _compare(self, answers: dict[Prompt, list[int]], draws: list[Any]) -> None:
         drawn: dict[Prompt, list[Any]] = {}
         for prompt, *row in draws:
             drawn.setdefault(prompt, []).append(row)
-        own = Ensemble.from_pretrained(str(BASE), self.folder)
-        for prompt, tokens in found.items():
+        ensemble = Ensemble.from_pretrained(str(BASE), self.folder)
+        for prompt, tokens in answers.items():
             assert [row[2] for row in drawn[prompt]] == tokens  # none is drawn twice
             whole = torch.tensor([[*prompt.tokens, *tokens]])
-            private, public = own.logits(whole[:, :-1])
+            private, public = ensemble.logits(whole[:, :-1])
             for place, (heads, base, _) in enumerate(drawn[prompt], len(prompt.tokens) - 1):
                 assert float((base - public[0, place]).abs().max()) <= CLOSE
                 assert float((heads - private[:, 0, place]).abs().max()) <= CLOSE
@@ -93,7 +93,7 @@ def start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
 
     def keeping(self: Heads, hidden: Any, public: Any) -> Any:
         found = rows(self, hidden, public)
-        kept = tuple(None if one is None else one.clone() for one in found)
+        kept = tuple(None if tensor is None else tensor.clone() for tensor in found)
         self.kept = kept  # type: ignore[attr-defined]
         return found
 
@@ -123,10 +123,10 @@ def start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
         get = engine._core.get_output
 
         def counting() -> Any:
-            found = get()
-            stats = [one.prefill_stats for one in found.outputs if one.prefill_stats is not None]
-            runs[0].cached += sum(one.num_cached_tokens for one in stats)
-            return found
+            output = get()
+            stats = [out.prefill_stats for out in output.outputs if out.prefill_stats is not None]
+            runs[0].cached += sum(stat.num_cached_tokens for stat in stats)
+            return output
 
         engine._core.get_output = counting
         return runs[0]

@@ -25,7 +25,7 @@ def test_rows(ensemble: Ensemble, active: int | None) -> None:
     """Those of another context differ, as do public ones; the message does not say by how much."""
     hidden: list[torch.Tensor] = []
     handle = ensemble.output_layer.register_forward_pre_hook(lambda _, x: hidden.append(x[0]))
-    private, public = (one[..., -1, :] for one in ensemble.logits(torch.tensor([TOKENS])))
+    private, public = (logits[..., -1, :] for logits in ensemble.logits(torch.tensor([TOKENS])))
     handle.remove()
     heads, last = Heads(ensemble, active), hidden[-1][0, -1:]
     found = heads.checked_rows(last, public, TOKENS)
