@@ -37,12 +37,12 @@ def test_continuations_share_their_random_numbers(
     monkeypatch.chdir(tmp_path)
     prompts = ("The try statement", "A class")
     near = columns(capsys, "clipped-mixing lower=0.9999 upper=1.0001", *prompts)
-    assert len(near) == 2 and all(len(one) == 3 for one in near)
+    assert len(near) == 2 and all(len(texts) == 3 for texts in near)
     for public, private, unprotected in near:
         assert public == private != unprotected
     far = columns(capsys, "clipped-log-pool lower=-8 upper=8 scale=4", *prompts)
-    assert [one[::2] for one in far] == [one[::2] for one in near]
-    assert [one[1] for one in far] != [one[1] for one in near]
+    assert [texts[::2] for texts in far] == [texts[::2] for texts in near]
+    assert [texts[1] for texts in far] != [texts[1] for texts in near]
     # A prompt's numbers do not depend on the others.
     assert columns(capsys, "clipped-mixing lower=0.9999 upper=1.0001", prompts[1]) == near[1:]
     with pytest.raises(SystemExit):

@@ -29,8 +29,8 @@ def test_demo_writes_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[st
         "clipped-mixing, ε ≤ 1", "clipped-mixing, ε ≤ 3",
     ]  # fmt: skip
     assert names[2].startswith("unprotected pool, κ = ")
-    assert all(one["queries"] == 48 and one["name"] in printed for one in report["methods"])
-    assert all(one["epsilon"] is None for one in report["methods"][1:4])
+    assert all(entry["queries"] == 48 and entry["name"] in printed for entry in report["methods"])
+    assert all(entry["epsilon"] is None for entry in report["methods"][1:4])
     assert report["methods"][0]["epsilon"] == 0
     assert 0.45 < report["methods"][5]["epsilon"] < 2
     for method in report["methods"][6:]:

@@ -64,7 +64,7 @@ def test_methods_side_by_side_and_a_result_to_go_on_from(
     methods = {method["name"]: method for method in report["methods"]}
     private, made = MADE[budgeted], report["config"]["mechanisms"]
     references: dict[str, Mechanism] = {"public": PublicOnly(), "unprotected": Unprotected()}
-    assert made == {name: repr(one) for name, one in (references | private).items()}
+    assert made == {name: repr(mechanism) for name, mechanism in (references | private).items()}
     if not budgeted:
         assert 6.999 < methods["pmixed"]["epsilon"] <= 7
         assert "Up to 18 answered queries" in methods["pmixed"]["guarantee"]
@@ -115,7 +115,7 @@ def test_evaluate_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[
         record["losses"] = [5.0, 4.5 - index]
         record["validation"] = {"tokens": 3, "loss": 4.25 + index, "public_loss": 4.5}
         (ensemble / member / "shard.json").write_text(json.dumps(record), encoding="utf-8")
-    text.write_text("\n\n".join(one.text for one in held_out_documents()[:2]), encoding="utf-8")
+    text.write_text("\n\n".join(doc.text for doc in held_out_documents()[:2]), encoding="utf-8")
     command = ["evaluate", "--base", str(demo_base()), "--ensemble", str(ensemble), "--text"]
     command += [str(text), "--queries", "20", "--block", "21", "--seed", "3", "--report"]
     run = tmp_path / "run.json"
@@ -125,9 +125,9 @@ def test_evaluate_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert printed.out.splitlines()[-1].startswith("No share of the gain is stated")
     assert (folder / "report.json").read_bytes() == run.read_bytes()
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    assert {one["tokens_per_second"] for one in report["methods"]} == {None}
+    assert {method["tokens_per_second"] for method in report["methods"]} == {None}
     assert "PRIVATE, for the operator: the utility" in printed.out
-    assert [one["loss"] for one in report["validation"]] == [4.25, 5.25]
+    assert [entry["loss"] for entry in report["validation"]] == [4.25, 5.25]
     assert {"validation.svg", "validation.pdf"} <= {path.name for path in folder.iterdir()}
     assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
     assert report["environment"]["adapmixed"] and report["environment"]["processors"]

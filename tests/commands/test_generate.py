@@ -39,14 +39,14 @@ def test_several_prompts(
     answers = [json.loads(line) for line in lines]
     assert [a["prompt"] for a in answers] == ["The try", "The\fvalue", "If the name"]
     assert main([*arguments, "--prompt", "If the name"]) == 0
-    alone = capsys.readouterr().out
-    assert alone == answers[2]["text"] + "\n"
+    answer = capsys.readouterr().out
+    assert answer == answers[2]["text"] + "\n"
     for cold in ([*POOL, "--top-k", "1"], [*FIRST[:2], "--temperature", "0.01"]):
         given = ["--max-new-tokens", "5", "--prompt", "If the name"]
         assert main(["generate", *MODELS, *cold, *given]) == 0
-        assert capsys.readouterr().out == alone
-    assert main([*arguments, "--prompt", "If the name", "--stop", alone.strip()[:6]]) == 0
-    assert alone.startswith(capsys.readouterr().out.rstrip("\n"))
+        assert capsys.readouterr().out == answer
+    assert main([*arguments, "--prompt", "If the name", "--stop", answer.strip()[:6]]) == 0
+    assert answer.startswith(capsys.readouterr().out.rstrip("\n"))
     assert main(arguments) == 2
     assert "--prompt or --prompts must give at least one prompt" in capsys.readouterr().err
 
@@ -78,11 +78,11 @@ def test_a_command_goes_on_with_its_ledger(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ledger = tmp_path / "ledger.db"
-    given = [*command, *MODELS, "--mechanism", f"{POOL[1]} {plan[0]}", *plan[1:]]
-    given += ["--ledger", str(ledger), "--max-new-tokens"]
+    arguments = [*command, *MODELS, "--mechanism", f"{POOL[1]} {plan[0]}", *plan[1:]]
+    arguments += ["--ledger", str(ledger), "--max-new-tokens"]
     for more, words in ((["3"], " is new."), (["2", "--no-create", "--operator"], ": ")):
         monkeypatch.setattr("sys.stdin", io.StringIO("The\n"))
-        assert main([*given, *more]) == 0
+        assert main([*arguments, *more]) == 0
         said = capsys.readouterr().err
         assert f"Ledger {ledger}{words}" in said
         shown = [line for line in said.splitlines() if line.startswith("  ")]
@@ -91,6 +91,6 @@ def test_a_command_goes_on_with_its_ledger(
     if "--epsilon" in plan:
         assert len(shown) == 64 and "a budget of every shard" in said
         for other in ("--epsilon=4", "--delta=2e-6"):
-            assert main([*given, "2", other]) == 2
+            assert main([*arguments, "2", other]) == 2
             words = f"{other.partition('=')[0]} must be what the ledger was created with"
             assert words in capsys.readouterr().err

@@ -27,14 +27,14 @@ SHORT = ["--mechanism", "clipped-log-pool lower=-0.25 upper=0.5", "--seed", "1"]
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    loaded: dict[str, Any] = {}
 
     def load(base: str, folder: str, **settings: Any) -> None:
-        found.update(settings)
+        loaded.update(settings)
         raise ValueError("loaded")
 
     monkeypatch.setattr(Ensemble, "from_pretrained", load)
-    return found
+    return loaded
 
 
 @pytest.mark.parametrize("command", ["evaluate", "generate", "chat", "reproduce"])
@@ -42,16 +42,16 @@ def test_a_gpu_that_is_not_there_is_refused(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = {"evaluate": ["--text", __file__], "generate": ["--prompt", "a"], "chat": ["--plain"]}
-    given, program = [command, "table2"], laboratory
+    arguments, program = [command, "table2"], laboratory
     if command != "reproduce":
-        given, program = [command, *MODELS, *SHORT, *text[command]], main
-    given += ["--device", "cuda"]
+        arguments, program = [command, *MODELS, *SHORT, *text[command]], main
+    arguments += ["--device", "cuda"]
     if not build_info()["cuda"]:
-        assert program(given) == 2
+        assert program(arguments) == 2
         assert "--device cuda needs adapmixed_ext built with CUDA" in capsys.readouterr().err
     monkeypatch.setattr("adapmixed_ext.build_info", lambda: {"cuda": True})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert program(given) == 2
+    assert program(arguments) == 2
     assert "--device cuda needs GPU 0, but torch finds 0" in capsys.readouterr().err
 
 
@@ -152,16 +152,16 @@ def test_the_mechanism_is_for_the_neighbours_that_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("text", "other"),
     [
         ("adapmixed order=18 target_leakage=0.2", "adapmixed"),
         ("adapmixed loss_orders=2,18", "adapmixed loss_orders=2.0,18.0"),
         ("clipped-log-pool lower=-1 upper=1", "clipped-log-pool lower=-1.0 upper=1e0 scale=1"),
     ],
 )
-def test_one_setting_has_one_text(one: str, other: str) -> None:
+def test_one_setting_has_one_text(text: str, other: str) -> None:
     """Equal settings have one `repr`, to which accountants and ledgers are bound."""
-    assert repr(made(one)) == repr(made(other))
+    assert repr(made(text)) == repr(made(other))
 
 
 KEYS = "keys are epsilon, queries, order"

@@ -60,8 +60,8 @@ def test_the_command(capsys):
     assert time.process_time() - start < 30
     output = capsys.readouterr().out
     assert "any change of the records in one shard" in output and "adapmixed" not in output
-    (one,) = re.findall('Recommended: --mechanism "clipped-mixing (.+) queries=1000"', output)
-    assert f"clipped-mixing    {one} " in output  # the box of shape 16, as the table has it
+    (box,) = re.findall('Recommended: --mechanism "clipped-mixing (.+) queries=1000"', output)
+    assert f"clipped-mixing    {box} " in output  # the box of shape 16, as the table has it
     assert "for 1000 tokens, about 10 replies of 100 tokens." in output
     kept = "With 100 shards such settings kept about 31%"
     assert kept in output and "on other text" in output and "were never" not in output
@@ -143,7 +143,7 @@ def test_commands_charge_what_was_planned(save: Save, capsys: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "given"),
+    ("command", "option"),
     [
         ("generate", ["--mechanism", "public"]),
         ("chat", ["--epsilon", "3"]),
@@ -152,7 +152,7 @@ def test_commands_charge_what_was_planned(save: Save, capsys: Any) -> None:
     ],
 )
 def test_what_a_plan_does_not_pay_for(
-    command: str, given: list[str], save: Save, capsys: Any
+    command: str, option: list[str], save: Save, capsys: Any
 ) -> None:
     """Another ensemble, which one without a member is, too; options again; a spent ledger."""
     save("--tokens", "2")
@@ -176,7 +176,7 @@ def test_what_a_plan_does_not_pay_for(
         (error,) = capsys.readouterr().err.splitlines()
         return str(error)
 
-    assert f"{given[0]} must not be given with --plan" in refused(*given)
+    assert f"{option[0]} must not be given with --plan" in refused(*option)
     error = refused(models=["--base", str(demo_base()), "--ensemble", "other"])
     assert "--plan must be of --ensemble other with its present members" in error
     assert "'adapmixed plan --ensemble other' plans" in error

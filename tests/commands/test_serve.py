@@ -31,7 +31,7 @@ WIDE = "clipped-log-pool lower=-0.25 upper=1 scale=2"
 
 
 @pytest.mark.parametrize(
-    "given,words",
+    "options,words",
     [
         (POOL, "--base must be given, or --demo"),
         ([*MODELS, *POOL], "--ledger must be given: a server without one forgets what was spent"),
@@ -57,7 +57,7 @@ WIDE = "clipped-log-pool lower=-0.25 upper=1 scale=2"
     ],
 )  # fmt: skip
 def test_what_it_refuses(
-    given: list[str],
+    options: list[str],
     words: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -65,9 +65,9 @@ def test_what_it_refuses(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(serve, "find_spec", lambda name: None)  # as if not installed
-    port = [] if "--port" in given else ["--port", "0"]
+    port = [] if "--port" in options else ["--port", "0"]
     try:
-        assert main(["serve", *port, *given]) == 2
+        assert main(["serve", *port, *options]) == 2
     except SystemExit as left:  # of argparse
         assert left.code == 2
     assert words in capsys.readouterr().err
@@ -215,13 +215,13 @@ STATED: list[tuple[str, float | None, str, str]] = [
     ("public", None, "public", "the 7 answered queries"),
     ("unprotected", None, "none", "no privacy guarantee"),
     *(
-        (f"{WIDE} queries=none public_confidence={one}", None, "fixed", GROWS)
-        for one in CONFIDENCES
+        (f"{WIDE} queries=none public_confidence={text}", None, "fixed", GROWS)
+        for text in CONFIDENCES
     ),
-    *((f"{WIDE} queries=50 public_confidence={one}", None, "fixed", PLAN) for one in CONFIDENCES),
-    *((f"{BOX} queries=50 public_confidence={one}", None, "fixed", PLAN) for one in CONFIDENCES),
-    *((f"{WIDE} public_confidence={one}", 2.0, "fixed", BUDGET) for one in CONFIDENCES),
-    *((f"{BOX} order=8 public_confidence={one}", 2.0, "fixed", BUDGET) for one in CONFIDENCES),
+    *((f"{WIDE} queries=50 public_confidence={text}", None, "fixed", PLAN) for text in CONFIDENCES),
+    *((f"{BOX} queries=50 public_confidence={text}", None, "fixed", PLAN) for text in CONFIDENCES),
+    *((f"{WIDE} public_confidence={text}", 2.0, "fixed", BUDGET) for text in CONFIDENCES),
+    *((f"{BOX} order=8 public_confidence={text}", 2.0, "fixed", BUDGET) for text in CONFIDENCES),
 ]
 
 
@@ -233,9 +233,9 @@ def test_what_is_stated(text: str, epsilon: float | None, kind: str, words: str)
     """
     accountant, grows = Accountant(DELTA, epsilon=epsilon), words == GROWS
     mechanism = made(text if epsilon is None else f"{text} queries=none", epsilon)
-    found = gated(mechanism, epsilon)
-    assert found.kind == kind and found.limited != grows
-    if kind in ("fixed", "public") and (found.epsilon or 0.0) <= 10 and not grows:
+    guarantee = gated(mechanism, epsilon)
+    assert guarantee.kind == kind and guarantee.limited != grows
+    if kind in ("fixed", "public") and (guarantee.epsilon or 0.0) <= 10 and not grows:
         promise(accountant, mechanism, MEMBERS, KNOWN, allow_weak=False)
     else:
         refused = "^--allow-weak must be given to serve this mechanism" + f".*{GROWS}" * grows
@@ -243,9 +243,9 @@ def test_what_is_stated(text: str, epsilon: float | None, kind: str, words: str)
             promise(accountant, mechanism, MEMBERS, KNOWN, allow_weak=False)
     if words == PLAN:
         plain = gated(made(text.split(" public_confidence")[0]))
-        assert found == plain and found.budget == 50 and found.epsilon
+        assert guarantee == plain and guarantee.budget == 50 and guarantee.epsilon
     if words == BUDGET:
-        assert (found.method, found.epsilon) == ("per-shard budget", 2.0)
+        assert (guarantee.method, guarantee.epsilon) == ("per-shard budget", 2.0)
     if grows:
         empty = promise(accountant, mechanism, MEMBERS, UNKNOWN)
         assert GROWS in empty and "ε = " not in empty

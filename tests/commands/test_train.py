@@ -75,11 +75,11 @@ def test_adapted_layers() -> None:
     # The defaults of output-layer members hold for every way to request them, and for no others.
     assert (config().rank, config().epochs, config().batch_size) == (8, 2, 1)
     assert config("--adapt", "lm_head") == config()
-    given = "rank=2 early_stopping=yes steps=7 shared_a=yes"
+    text = "rank=2 early_stopping=yes steps=7 shared_a=yes"
     few = replace(config(), rank=2, early_stopping=True, epochs=1, steps=7, shared_a=True)
-    assert config("--training", given) == few
+    assert config("--training", text) == few
     with pytest.raises(ValueError, match="epochs must not be given with steps, got 3"):
-        config("--training", given, "--epochs", "3")
+        config("--training", text, "--epochs", "3")
     assert config("--epochs", "3") == replace(config(), epochs=3, steps=1)
     assert config("--adapt", "all").rank == FinetuneConfig().rank
     # A preset keeps the paper's numbers, and its layers unless others are given.
