@@ -53,7 +53,7 @@ def write_table(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 HEADING = PRESETS["wikitext-103"].new_document
 LINES = "\n\n".join(map(json.dumps, ROWS))
-FILE, ROW = (f"document ({one}, by its position)" for one in ("article", "row"))
+FILE, ROW = (f"document ({kind}, by its position)" for kind in ("article", "row"))
 NAMED = "all documents of one 'user'"
 # The files, the settings, the documents, and what one is; of a folder unless there is one file.
 SOURCES: dict[str, tuple[dict[str, str], dict[str, Any], list[tuple[str, str]], str]] = {
@@ -268,15 +268,15 @@ def test_a_folder_of_several_splits_is_read_by_split(
     layout: dict[str, list[str]], tmp_path: Path
 ) -> None:
     write_named(tmp_path, ["extra.jsonl", *(name for names in layout.values() for name in names)])
-    found = ", ".join(sorted([*layout, "unnamed"]))
-    with pytest.raises(ValueError, match=rf"one split, but .* holds {found}: .* \(--split\)"):
+    splits = ", ".join(sorted([*layout, "unnamed"]))
+    with pytest.raises(ValueError, match=rf"one split, but .* holds {splits}: .* \(--split\)"):
         Corpus(str(tmp_path))
     for split, names in [*layout.items(), ("unnamed", ["extra.jsonl"])]:
         corpus = Corpus(str(tmp_path), split=split)
         assert [text for _, text in pairs(corpus)] == sorted(names)
         assert corpus.description()["split"] == split
     assert len(pairs(Corpus(str(tmp_path), split="all"))) == 1 + sum(map(len, layout.values()))
-    with pytest.raises(ValueError, match=f"split must be all or one of {found} in .* got tran"):
+    with pytest.raises(ValueError, match=f"split must be all or one of {splits} in .* got tran"):
         Corpus(str(tmp_path), split="tran")
 
 
@@ -303,8 +303,8 @@ def test_text_files_by_split(tmp_path: Path) -> None:
     write_named(tmp_path, ["wiki.train.tokens", "wiki.valid.tokens"], articles)
     write_named(tmp_path / "test", ["ann.txt", "bob.txt"], articles)
     corpus = Corpus(str(tmp_path), split="train")
-    alone = Corpus(str(tmp_path / "wiki.train.tokens"))
-    assert pairs(corpus) == pairs(alone) and len(pairs(corpus)) == 2
+    file = Corpus(str(tmp_path / "wiki.train.tokens"))
+    assert pairs(corpus) == pairs(file) and len(pairs(corpus)) == 2
     assert corpus.positional
     with pytest.raises(ValueError, match="--text must hold one split, .*: name a file"):
         read_text(tmp_path, name="--text")
@@ -352,16 +352,16 @@ USERS = [{"user": f"user-{k}", "text": f"text of {k}"} for k in range(LENGTH)]
 
 def changed(folder: Path, first: str, second: str, name: str, **settings: Any) -> int:
     """Return the number of shards that one edit changes."""
-    found = []
+    shards = []
     for text in (first, second):
         (folder / name).write_text(text)
         corpus = Corpus(str(folder / name), **settings)
         assert corpus.positional is ("id_column" not in settings)
         documents = list(corpus.documents())
-        homes = assign_shards([one.identifier for one in documents], SHARDS, key=b"k" * 32)
+        homes = assign_shards([doc.identifier for doc in documents], SHARDS, key=b"k" * 32)
         pairs = sorted(zip(documents, homes, strict=True), key=lambda pair: pair[0].identifier)
-        found.append([[one.text for one, home in pairs if home == at] for at in range(SHARDS)])
-    return sum(one != other for one, other in zip(*found, strict=True))
+        shards.append([[doc.text for doc, home in pairs if home == at] for at in range(SHARDS)])
+    return sum(old != new for old, new in zip(*shards, strict=True))
 
 
 def lines(rows: list[dict[str, Any]]) -> str:
@@ -448,7 +448,7 @@ def test_a_guarantee_says_that_positions_assigned_the_shards(
             answered(loaded, ClippedLogPool(-0.5, 0.5, queries=40), PROMPT, **settings)  # type: ignore[arg-type]
             said = str(accountant.guarantee())
         for sentence in (said, str(read_ledger(path).guarantee)):
-            assert [one for one in (POSITIONS, NAMES) if one in sentence] == ([words] * bool(words))
+            assert [c for c in (POSITIONS, NAMES) if c in sentence] == ([words] * bool(words))
     # The caveat about shards appears once; the caveat about positions appears in any case.
     unknown = named(ensemble, tmp_path / "unknown", None, shards=[])
     assert Ensemble.from_pretrained(base, unknown).unverified == ("shards",)

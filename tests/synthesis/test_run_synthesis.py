@@ -40,11 +40,11 @@ def texts(tmp_path: Path) -> Path:
 
 
 def begun(base: Path, texts: Path, **more: Any) -> Synthesis:
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "epsilon": 8.0, "delta": 1e-6, "count": COUNT, "max_tokens": TOKENS, "batch": SIZE,
         "longest": 5, "plain": True, "top_k": None,
     }  # fmt: skip
-    return synthesize(str(base), Corpus(str(texts), "said", "who"), "w20", **given | more)
+    return synthesize(str(base), Corpus(str(texts), "said", "who"), "w20", **settings | more)
 
 
 def journal_of(out: Path) -> list[dict[str, Any]]:
@@ -53,13 +53,13 @@ def journal_of(out: Path) -> list[dict[str, Any]]:
 
 
 def test_the_guarantee_is_that_of_one_text(base: Path, texts: Path) -> None:
-    found = begun(base, texts)
-    assert found.guarantee.budget == TOKENS and 7.9 < (found.guarantee.epsilon or 0) <= 8.0
-    assert "one record is emptied" in str(found.guarantee)
-    assert "A record is everything of one 'who'. If a record leaves, another" in found.promise
-    written = dict(found)
+    result = begun(base, texts)
+    assert result.guarantee.budget == TOKENS and 7.9 < (result.guarantee.epsilon or 0) <= 8.0
+    assert "one record is emptied" in str(result.guarantee)
+    assert "A record is everything of one 'who'. If a record leaves, another" in result.promise
+    written = dict(result)
     assert [*written] == [0, 1, 2] and all(isinstance(text, str) for text in written.values())
-    assert not dict(found)  # another draw from the same records would not be paid for
+    assert not dict(result)  # another draw from the same records would not be paid for
 
 
 def test_a_run_goes_on_from_any_line_of_its_journal(
@@ -76,15 +76,15 @@ def test_a_run_goes_on_from_any_line_of_its_journal(
         path.write_bytes(b"".join(lines[:cut]) + (lines[cut][:5] if cut < len(lines) else b""))
         kept = [json.loads(line) for line in lines[:cut]]
         again = begun(base, texts, out=out)
-        found = dict(again)
+        written = dict(again)
         again.close()
         assert journal_of(out)[:cut] == kept
-        spent = [one["batch"] for one in kept[1:] if len(one) == 1]
-        assert all(found[batch] == expected[batch] for batch in spent[:-1])  # each was complete
-        assert cut < len(lines) or found == expected
-        drawn = [one["batch"] for one in journal_of(out) if "token" in one]
+        spent = [entry["batch"] for entry in kept[1:] if len(entry) == 1]
+        assert all(written[batch] == expected[batch] for batch in spent[:-1])  # each was complete
+        assert cut < len(lines) or written == expected
+        drawn = [entry["batch"] for entry in journal_of(out) if "token" in entry]
         assert all(1 <= drawn.count(batch) <= TOKENS for batch in range(COUNT))
-        spent = [one["batch"] for one in journal_of(out)[1:] if len(one) == 1]
+        spent = [entry["batch"] for entry in journal_of(out)[1:] if len(entry) == 1]
         assert spent == [0, 1, 2]
         rows = [*csv.reader(out.read_text().splitlines())]
         assert rows[0] == ["text", "batch"] and len(rows) == 1 + COUNT
@@ -94,7 +94,7 @@ def test_a_batch_is_spent_before_its_first_token(
     base: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk ends the run with what was written, also for who asks again."""
-    found = begun(base, texts, out=tmp_path / "out.csv")
+    result = begun(base, texts, out=tmp_path / "out.csv")
     written = 0
 
     def flushed(descriptor: int) -> None:
@@ -105,9 +105,9 @@ def test_a_batch_is_spent_before_its_first_token(
 
     monkeypatch.setattr("adapmixed.synthesis.run.os.fsync", flushed)
     with pytest.raises(OSError, match="No space left.*journal.jsonl"):
-        dict(found)
-    assert not dict(found)
-    found.close()
+        dict(result)
+    assert not dict(result)
+    result.close()
     entries = journal_of(tmp_path / "out.csv")[1:]
     assert entries[0] == {"batch": 0} and len(entries) == 2
     assert not (tmp_path / "out.csv").exists()
@@ -117,36 +117,36 @@ def test_a_batch_is_spent_before_its_first_token(
 def test_a_forked_child_draws_nothing(base: Path, texts: Path, tmp_path: Path, kept: bool) -> None:
     """Parent and child would each draw a text from the same records."""
     out = tmp_path / "out.csv" if kept else None
-    found = begun(base, texts, out=out)
+    result = begun(base, texts, out=out)
 
     def work() -> None:
         with pytest.raises(ValueError, match="in the process that made it"):
-            next(iter(found))
-        found.close()  # the parent goes on, and is the only one
+            next(iter(result))
+        result.close()  # the parent goes on, and is the only one
         if kept:
             with pytest.raises(BlockingIOError):
                 begun(base, texts, out=out)
 
     assert ended(work) == 0
-    assert len(dict(found)) == COUNT
-    found.close()
+    assert len(dict(result)) == COUNT
+    result.close()
 
 
 def test_nothing_is_spent_by_a_text_that_does_not_fit(
     base: Path, texts: Path, tmp_path: Path
 ) -> None:
-    found = begun(base, texts, max_tokens=90, out=tmp_path / "out.csv")
+    result = begun(base, texts, max_tokens=90, out=tmp_path / "out.csv")
     with pytest.raises(ValueError, match="max_new_tokens must be <= "):
-        dict(found)
-    found.close()
+        dict(result)
+    result.close()
     assert len(journal_of(tmp_path / "out.csv")) == 1
 
 
 def test_rows_without_names_carry_a_caveat(base: Path, texts: Path) -> None:
     corpus = Corpus(str(texts), "said")
     settings = {"epsilon": 8.0, "delta": 1e-6, "count": 1, "max_tokens": 4, "batch": 5}
-    found = synthesize(str(base), corpus, "w20", plain=True, longest=5, **settings)  # type: ignore[arg-type]
-    assert found.guarantee.unit == "record" and "position" in " ".join(found.guarantee.caveats)
+    result = synthesize(str(base), corpus, "w20", plain=True, longest=5, **settings)  # type: ignore[arg-type]
+    assert result.guarantee.unit == "record" and "position" in " ".join(result.guarantee.caveats)
 
 
 @pytest.mark.parametrize(
@@ -175,11 +175,11 @@ def test_other_settings_and_a_second_process_are_refused(
 ) -> None:
     out = tmp_path / "out.csv"
     begun(base, texts, out=out, temperature=0.5).close()  # spends nothing
-    found = begun(base, texts, out=out)
-    next(iter(found))
+    result = begun(base, texts, out=out)
+    next(iter(result))
     with pytest.raises(BlockingIOError):
         begun(base, texts, out=out)
-    found.close()
+    result.close()
     for change in ({"epsilon": 7.0}, {"count": 2}, {"longest": 4}, {"temperature": 0.5}):
         with pytest.raises(ValueError, match="the same settings and texts"):
             begun(base, texts, out=out, **change)
@@ -228,11 +228,11 @@ def documents(*names: str) -> list[Document]:
 
 def test_each_name_has_one_slot_at_most() -> None:
     names = [f"n{k}" for k in range(200)]
-    found = dealt([*documents(*names), Document("n7", "more")], 8, 20, key=KEY)
-    assert [len(slots) for slots in found.slots] == [20] * 8
-    held = [record for slots in found.slots for record in slots if record is not None]
-    assert len(set(held)) == len(held) == 160 - found.empty == 200 - len(found.left_out)
-    assert found.names == 200 and 0 < found.empty
+    batches = dealt([*documents(*names), Document("n7", "more")], 8, 20, key=KEY)
+    assert [len(slots) for slots in batches.slots] == [20] * 8
+    held = [record for slots in batches.slots for record in slots if record is not None]
+    assert len(set(held)) == len(held) == 160 - batches.empty == 200 - len(batches.left_out)
+    assert batches.names == 200 and 0 < batches.empty
     assert "text of n7\n\nmore" in held
     first, again, other = (
         dealt(order(documents(*names)), 8, 20, key=key)
@@ -245,8 +245,8 @@ def test_a_change_of_one_record_stays_in_its_slot() -> None:
     names = [f"n{k}" for k in range(200)]
     before = dealt(documents(*names), 8, 20, key=KEY).slots
     changed = [
-        Document(one.identifier, one.text + "!" * (one.identifier == "n3"))
-        for one in documents(*names)
+        Document(document.identifier, document.text + "!" * (document.identifier == "n3"))
+        for document in documents(*names)
     ]
     after = dealt(changed, 8, 20, key=KEY).slots
     places = [(b, k) for b in range(8) for k in range(20) if before[b][k] != after[b][k]]

@@ -46,8 +46,8 @@ def stream(seed: int, length: int = 90, successors: int = 2) -> list[int]:
     return (steps.cumsum(0) % VOCAB).tolist()
 
 
-def train_adapter(base: Any, tokens: list[int], config: FinetuneConfig, **given: Any) -> Trained:
-    return AdapterTrainer(base, config).train(tokens, **given)
+def train_adapter(base: Any, tokens: list[int], config: FinetuneConfig, **options: Any) -> Trained:
+    return AdapterTrainer(base, config).train(tokens, **options)
 
 
 def settings(base: Any, adapt: str = "head") -> FinetuneConfig:
@@ -60,8 +60,8 @@ def weights(model: Any) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in model.named_parameters() if "lora_" in name}
 
 
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> set[str]:
-    return {name for name in one if torch.equal(one[name], other[name])}
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> set[str]:
+    return {name for name in first if torch.equal(first[name], second[name])}
 
 
 def by_peft(base: Any, tokens: list[int], config: FinetuneConfig) -> tuple[Any, list[float]]:
@@ -78,7 +78,7 @@ def by_peft(base: Any, tokens: list[int], config: FinetuneConfig) -> tuple[Any, 
             ),
         ).eval()  # fmt: skip
     torch.manual_seed(shard_seed(5, 2))
-    for layer in (one for one in model.modules() if hasattr(one, "lora_A")):
+    for layer in (module for module in model.modules() if hasattr(module, "lora_A")):
         layer.reset_lora_parameters("default", init_lora_weights=True)
     inputs, labels = token_blocks(tokens, config.block_size)
     order = torch.Generator().manual_seed(shard_seed(5, 2))
@@ -191,7 +191,7 @@ def test_a_saved_adapter_is_ordinary_and_neutral(base: Any, tmp_path: Path, adap
     assert all("lora_" in name for name in load_file(tmp_path / "a" / "adapter_model.safetensors"))
     ids = torch.tensor([[1, 2, 3, 4]])
     with torch.no_grad():
-        expected, public = (one(input_ids=ids).logits for one in (trained.model, base))
+        expected, public = (model(input_ids=ids).logits for model in (trained.model, base))
     torch.testing.assert_close(peft_logits(base, [tmp_path / "a"], ids)[0], expected)
     assert float((expected - public).abs().max()) > 0.001
 
@@ -214,9 +214,9 @@ def test_the_best_epoch_is_kept(kind: str) -> None:
     """The kept epoch has the least held-out loss; training itself does not change."""
     base, config = tiny("llama"), replace(FAST, target_modules=KINDS[kind])
     stopping = replace(config, early_stopping=True)
-    given: dict[str, Any] = {"seed": 0, "shard": 2, "held_out": stream(2, 20)}
-    plain = train_adapter(base, stream(1), config, **given)
-    best = train_adapter(base, stream(1), stopping, **given)
+    arguments: dict[str, Any] = {"seed": 0, "shard": 2, "held_out": stream(2, 20)}
+    plain = train_adapter(base, stream(1), config, **arguments)
+    best = train_adapter(base, stream(1), stopping, **arguments)
     assert best.losses == plain.losses and best.held_out_losses == plain.held_out_losses
     assert len(best.held_out_losses) == 1 + 6 == 1 + len(best.losses)
     assert plain.epoch == 6 and best.epoch < 6
@@ -227,8 +227,8 @@ def test_the_best_epoch_is_kept(kind: str) -> None:
         assert found == pytest.approx(trained.held_out_losses[trained.epoch], abs=1e-5)
     assert best.held_out_losses[0] == pytest.approx(mean_loss(base, held), abs=1e-5)
     # What never helps leaves the public model, and without held-out text all epochs are kept.
-    given["held_out"] = list(range(6, 26))
-    never = train_adapter(base, [5] * 90, stopping, **given)
+    arguments["held_out"] = list(range(6, 26))
+    never = train_adapter(base, [5] * 90, stopping, **arguments)
     assert never.epoch == 0 and min(never.held_out_losses[1:]) > never.held_out_losses[0]
     ids = torch.tensor([stream(3, 9)])
     with torch.no_grad():
@@ -242,16 +242,16 @@ def test_the_best_epoch_is_kept(kind: str) -> None:
 def test_a_least_number_of_steps(kind: str) -> None:
     """As many steps as six epochs have give the same member; all of the shard is read once."""
     base, config = tiny("llama"), replace(FAST, target_modules=KINDS[kind])
-    given: dict[str, Any] = {"seed": 0, "shard": 2, "held_out": stream(2, 20)}
-    plain = train_adapter(base, stream(1), config, **given)
+    arguments: dict[str, Any] = {"seed": 0, "shard": 2, "held_out": stream(2, 20)}
+    plain = train_adapter(base, stream(1), config, **arguments)
     config = replace(config, epochs=1)
-    steps = train_adapter(base, stream(1), replace(config, steps=18), **given)
+    steps = train_adapter(base, stream(1), replace(config, steps=18), **arguments)
     assert len(steps.losses) == 4 and steps.epoch == 4
     assert steps.held_out_losses[-1] == plain.held_out_losses[-1] != plain.held_out_losses[-2]
     for least, losses in ((2, 1), (3, 1), (4, 4)):  # one epoch has three steps
-        few = train_adapter(base, stream(1), replace(config, steps=least), **given)
+        few = train_adapter(base, stream(1), replace(config, steps=least), **arguments)
         assert len(few.losses) == losses and few.losses[0] > steps.losses[-1]
-    short = train_adapter(base, stream(1, 9), replace(config, steps=2), **given)
+    short = train_adapter(base, stream(1, 9), replace(config, steps=2), **arguments)
     assert len(short.losses) == 2 and min(short.losses) > 1.0  # no part is without a step
 
 
@@ -299,20 +299,20 @@ def test_the_trunk_runs_once_per_block(family: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(blocks, "_TOKENS", 1)  # one block per pass
     model = adapted_copy(base, settings(base)).eval()
     inner = model.get_base_model().get_decoder()
-    inner.register_forward_hook(lambda module, given, found: calls.append(1))
-    given = Blocks(*token_blocks(stream(3, 60), 16))
+    inner.register_forward_hook(lambda module, inputs, output: calls.append(1))
+    text = Blocks(*token_blocks(stream(3, 60), 16))
     trunk_found = HeadTrunk(model)
     with torch.no_grad():
-        expected, logits = mean_loss(model, given), model(input_ids=given.inputs).logits
+        expected, logits = mean_loss(model, text), model(input_ids=text.inputs).logits
         calls.clear()
-        with trunk_found.once([given]) as (stored,):
+        with trunk_found.once([text]) as (stored,):
             for _ in range(2):
                 assert mean_loss(model, stored) == pytest.approx(expected, abs=1e-5)
             (part,) = stored.passes(torch.tensor([3, 0]), whole=True)  # as on a GPU
             assert part[0].tolist() == [[*range(45, 56), *[0] * 4], [*range(15)]]
-            assert torch.equal(part[1], given.labels[[3, 0], 1:])
+            assert torch.equal(part[1], text.labels[[3, 0], 1:])
             assert len(calls) == 4
-        assert torch.equal(model(input_ids=given.inputs).logits, logits)  # the trunk is back
+        assert torch.equal(model(input_ids=text.inputs).logits, logits)  # the trunk is back
     assert base.get_decoder() is trunk
 
 
@@ -368,9 +368,9 @@ def test_layers_by_full_name_are_those_that_peft_adapts(family: str) -> None:
 def test_states_that_memory_does_not_hold_are_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     base, size = tiny("llama"), (60 - 4) * 16 * 4  # tokens that are predicted, d, bytes
     model = adapted_copy(base, settings(base)).eval()
-    given = Blocks(*token_blocks(stream(3, 60), 16))
+    text = Blocks(*token_blocks(stream(3, 60), 16))
     for limit in (size, size - 1):
         monkeypatch.setattr(blocks, "STATES_BYTES", limit)
-        with HeadTrunk(model).once([given]) as (found,):
-            assert (found is given) == (limit < size)
+        with HeadTrunk(model).once([text]) as (stored,):
+            assert (stored is text) == (limit < size)
     check_equals_peft(base, 90, settings(base))

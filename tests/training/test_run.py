@@ -108,7 +108,7 @@ def test_the_operators_files_are_private(tiny: Path, tmp_path: Path) -> None:
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
     assert stat.S_IMODE((private / "shard.key").stat().st_mode) == 0o600
     member = [*(run.output / "member-000").iterdir()]
-    assert {one.name for one in member} == {
+    assert {path.name for path in member} == {
         "adapter_config.json", "adapter_model.safetensors", "shard.json",
     }  # fmt: skip
     for file in (run.output / "ensemble.json", *member):
@@ -123,10 +123,10 @@ def test_the_operators_files_are_private(tiny: Path, tmp_path: Path) -> None:
 
 def test_a_base_in_another_dtype(tiny: Path, tmp_path: Path, reference: dict[str, bytes]) -> None:
     run = a_run(tmp_path, tiny, dtype="bfloat16")
-    found = trained(run)
+    files = trained(run)
     assert Ensemble.from_pretrained(tiny, run.output).num_models == NUM_MODELS
-    members = [path for path in found if path.endswith("safetensors")]
-    assert members and not any(found[path] == reference[path] for path in members)
+    members = [path for path in files if path.endswith("safetensors")]
+    assert members and not any(files[path] == reference[path] for path in members)
 
 
 def test_a_member_depends_on_its_shard_alone(tiny: Path, tmp_path: Path) -> None:
@@ -139,16 +139,16 @@ def test_a_member_depends_on_its_shard_alone(tiny: Path, tmp_path: Path) -> None
     reference = trained(a_run(tmp_path, tiny, "reference", **settings))
     victim = USERS[3]
     (home,) = assign_shards([victim], NUM_MODELS, key=bytes.fromhex(KEY))
-    own = iter([row for row in rows() if row["user"] == victim][::-1])
+    records = iter([row for row in rows() if row["user"] == victim][::-1])
     for name, changed in {
         "edited": [row | {"text": "x"} if row["user"] == victim else row for row in rows()],
         "removed": [row for row in rows() if row["user"] != victim],
-        "reversed": [next(own) if row["user"] == victim else row for row in rows()],
+        "reversed": [next(records) if row["user"] == victim else row for row in rows()],
         "sorted": sorted(rows(), key=lambda row: row["user"]),
     }.items():
         run = a_run(tmp_path, tiny, name, **settings)
-        found = trained(replace(run, corpus=write_corpus(tmp_path / "corpus.jsonl", changed)))
-        other = {path.split("/")[0] for path in reference if found[path] != reference[path]}
+        files = trained(replace(run, corpus=write_corpus(tmp_path / "corpus.jsonl", changed)))
+        other = {path.split("/")[0] for path in reference if files[path] != reference[path]}
         expected = {"ensemble.json", f"member-{home:03d}"}
         assert other == (expected if name != "sorted" else {"ensemble.json"}), name
 
@@ -300,9 +300,9 @@ def test_conversations_are_trained_on_as_the_base_renders_them(tmp_path: Path) -
     rendered = [row | {"text": f"<user>{row['text']} 26 Jul 2024 26 Jul 2024"} for row in rows()]
     texts = write_corpus(tmp_path / "texts.jsonl", rendered)
     trained(a_run(tmp_path, tiny, "same", config=run.config, corpus=texts))
-    one, other = (read_manifest(tmp_path / name) for name in ("ensemble", "same"))
-    assert one.training["corpus_hmac"] == other.training["corpus_hmac"]
-    assert one.training["corpus"]["chat_column"] == "messages"
+    manifest, other = (read_manifest(tmp_path / name) for name in ("ensemble", "same"))
+    assert manifest.training["corpus_hmac"] == other.training["corpus_hmac"]
+    assert manifest.training["corpus"]["chat_column"] == "messages"
 
 
 # A trainer killed at any moment leaves complete files, and the next run ends with the same.
