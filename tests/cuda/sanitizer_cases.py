@@ -43,7 +43,7 @@ SHAPES = (
 FEW = SHAPES[1:4]
 
 
-def inputs(few: bool = False) -> Iterator[tuple[str, workload.Inputs]]:
+def inputs(few: bool = False) -> Iterator[tuple[str, workload.Batch]]:
     """Yield named inputs on the CPU."""
     for dtype in (torch.bfloat16, torch.float32) if few else plans.DTYPES:
         for seed, (models, positions, vocab, top_k) in enumerate(FEW if few else SHAPES):
@@ -57,7 +57,7 @@ def inputs(few: bool = False) -> Iterator[tuple[str, workload.Inputs]]:
         yield case.name, base._replace(private=case.private, public=case.public)
 
 
-def misaligned(x: workload.Inputs) -> workload.Inputs:
+def misaligned(x: workload.Batch) -> workload.Batch:
     """Return the logits inside larger arrays, one element off, so that no row is aligned."""
 
     def shifted(rows: torch.Tensor) -> torch.Tensor:
@@ -68,7 +68,7 @@ def misaligned(x: workload.Inputs) -> workload.Inputs:
     return x._replace(private=shifted(x.private), public=shifted(x.public))
 
 
-def low_rank(x: workload.Inputs, device: str) -> None:
+def low_rank(x: workload.Batch, device: str) -> None:
     """Run add_low_rank on copies from the CPU, on all tokens and on half of them in reverse."""
     models, positions, vocab = x.private.shape
     codes = torch.ones((positions, blocks_of(models), 2, BLOCK))
@@ -78,12 +78,12 @@ def low_rank(x: workload.Inputs, device: str) -> None:
     order = torch.arange(vocab).flip(0).expand(positions, -1)
     for columns in (vocab, max(1, vocab // 2)):
         tokens = None if columns == vocab else order[:, :columns].contiguous().to(device)
-        given = x.public.float()[:, :columns].contiguous(), codes, factors
+        operands = x.public.float()[:, :columns].contiguous(), codes, factors
         result = torch.empty((models, positions, columns)).to(device)
-        add_low_rank(*(one.to(device) for one in given), result, tokens)
+        add_low_rank(*(tensor.to(device) for tensor in operands), result, tokens)
 
 
-def ours_alone(x: workload.Inputs, seed: int, device: str) -> int:
+def ours_alone(x: workload.Batch, seed: int, device: str) -> int:
     """Run the operators on copies from the CPU and on each other's results; return their number.
 
     The mixture of a projection is left out: torch checks the weights, and mixes the result.
@@ -116,14 +116,14 @@ def main() -> None:
     device, calls = options.device, 0
     for seed, (_, on_cpu) in enumerate(inputs(options.few)):
         if options.ours_alone:
-            for given in (on_cpu, misaligned(on_cpu)):
-                calls += ours_alone(given, seed, device)
+            for batch in (on_cpu, misaligned(on_cpu)):
+                calls += ours_alone(batch, seed, device)
             continue
         x = on_cpu.to(device)
-        for given in (x, misaligned(x)):
+        for batch in (x, misaligned(x)):
             for operation in workload.OPERATIONS.values():
-                operation(given)
-            workload.draws(given, seed)
+                operation(batch)
+            workload.draws(batch, seed)
             calls += len(workload.OPERATIONS) + 1
         low_rank(on_cpu, device)
         calls += 2

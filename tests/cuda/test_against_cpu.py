@@ -92,9 +92,9 @@ def test_a_batch_in_groups_is_its_positions(gpu: torch.device) -> None:
     (together,) = workload.many_orders(x)
     weights = workload.project(x).weight
     for b in (0, 11, 12, 19):
-        one = x.position(b)
-        assert torch.equal(workload.many_orders(one)[0], together[:, b : b + 1])
-        assert torch.equal(workload.project(one).weight, weights[:, b : b + 1])
+        position = x.position(b)
+        assert torch.equal(workload.many_orders(position)[0], together[:, b : b + 1])
+        assert torch.equal(workload.project(position).weight, weights[:, b : b + 1])
 
 
 def test_what_no_status_reports(gpu: torch.device) -> None:

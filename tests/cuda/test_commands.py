@@ -26,8 +26,8 @@ def test_evaluate(gpu: torch.device, tmp_path: Path) -> None:
 
     def methods(device: str) -> list[dict[str, Any]]:
         path = tmp_path / f"{device}.json"
-        given = ["evaluate", *DEMO, "--text", str(text), "--queries", "60", "--seed", "3"]
-        assert main([*given, "--device", device, "--json", str(path)]) == 0
+        command = ["evaluate", *DEMO, "--text", str(text), "--queries", "60", "--seed", "3"]
+        assert main([*command, "--device", device, "--json", str(path)]) == 0
         found: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))["methods"]
         return found
 
@@ -40,11 +40,11 @@ def test_evaluate(gpu: torch.device, tmp_path: Path) -> None:
 
 
 def test_generate(gpu: torch.device, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["generate", *DEMO, "--prompt", "The value", "--seed", "2", "--max-new-tokens", "8"]
-    given += ["--mechanism", "clipped-log-pool lower=-0.25 upper=0.5"]
+    command = ["generate", *DEMO, "--prompt", "The value", "--seed", "2", "--max-new-tokens", "8"]
+    command += ["--mechanism", "clipped-log-pool lower=-0.25 upper=0.5"]
     answers = []
     for device in ("cpu", "cuda"):
-        assert main([*given, "--device", device]) == 0
+        assert main([*command, "--device", device]) == 0
         printed = capsys.readouterr()
         answers.append((printed.out, printed.err))
     assert answers[0] == answers[1]  # the same key draws the same tokens

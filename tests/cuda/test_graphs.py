@@ -12,7 +12,7 @@ import adapmixed_ext
 from adapmixed_ext.low_rank import add_low_rank, pack_factors
 
 
-def capture(operation: workload.Operation, static: workload.Inputs) -> tuple:
+def capture(operation: workload.Operation, static: workload.Batch) -> tuple:
     """Return a graph of the operation on these tensors, and the tensors with its results."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -89,7 +89,7 @@ def test_members_of_the_output_layer(gpu: torch.device) -> None:
     """Whoever captures a pass cannot wait for the tokens to be looked at."""
     start, coefficients, factors, tokens = operands(37, 4, 8, 300, 700)
     packed_factors = pack_factors(list(factors), 8, 700).to(gpu)
-    static = [one.to(gpu) for one in (start, packed(coefficients), tokens)]
+    static = [tensor.to(gpu) for tensor in (start, packed(coefficients), tokens)]
     results = torch.empty(37, 4, 300, device=gpu)
     add_low_rank(static[0], static[1], packed_factors, results, static[2])
     graph = torch.cuda.CUDAGraph()

@@ -88,8 +88,8 @@ def test_the_sizes_of_workspaces_need_no_gpu() -> None:
     # For each position 25 parts of each row, the sums of 8 warps for each of 197 tiles, a counter.
     assert _C.cuda.log_pool_workspace((100, 2, 50_257)) == 2 * (101 * 25 * 32 + 197 * 8 * 16 + 4)
     assert 0 < _C.cuda.project_workspace((100, 1, 50_257)) < 100 * 50_257 / 5
-    one, batch = (_C.cuda.leave_one_out_workspace((100, b, 50_257), 8) for b in (1, 64))
-    assert one < batch < 64 * one  # the batch is processed in groups
+    single, batch = (_C.cuda.leave_one_out_workspace((100, b, 50_257), 8) for b in (1, 64))
+    assert single < batch < 64 * single  # the batch is processed in groups
 
 
 def shared_sections() -> Iterator[tuple[str, int]]:
@@ -99,8 +99,8 @@ def shared_sections() -> Iterator[tuple[str, int]]:
     hardware takes are counted.
     """
     data = Path(_C.__file__).read_bytes()
-    for found in re.finditer(b"\x7fELF\x02", data):
-        image = data[found.start() :]
+    for match in re.finditer(b"\x7fELF\x02", data):
+        image = data[match.start() :]
         if struct.unpack_from("<H", image, 18)[0] != 190:  # CUDA
             continue
         (first,) = struct.unpack_from("<Q", image, 40)

@@ -105,12 +105,12 @@ def main(part: str) -> int:
         whole = file.read_text()
         file.write_text(mutant.text)
         try:
-            found = noticed()
+            caught = noticed()
         finally:
             file.write_text(whole)
-        missed += not found
+        missed += not caught
         print(
-            f"{'noticed' if found else 'UNNOTICED':13} {mutant.name:24} {mutant.what}", flush=True
+            f"{'noticed' if caught else 'UNNOTICED':13} {mutant.name:24} {mutant.what}", flush=True
         )
     print(f"{len(chosen) - missed} of {len(chosen)} noticed")
     return 1 if missed or not chosen else 0

@@ -176,13 +176,13 @@ inline void copy_later(void* to, const void* from, SIMT_LINE) {
 }
 inline void end_copies() { copies().ends.push_back(copies().copies.size()); }
 inline void await_copies(std::size_t later) {
-  Copies& own = copies();
+  Copies& sent = copies();
   std::size_t done = 0;
-  for (; own.ends.size() > later; own.ends.erase(own.ends.begin())) {
-    for (; done < own.ends.front(); ++done) arrive(own.copies[done]);
+  for (; sent.ends.size() > later; sent.ends.erase(sent.ends.begin())) {
+    for (; done < sent.ends.front(); ++done) arrive(sent.copies[done]);
   }
-  own.copies.erase(own.copies.begin(), own.copies.begin() + static_cast<std::ptrdiff_t>(done));
-  for (std::size_t& end : own.ends) end -= done;
+  sent.copies.erase(sent.copies.begin(), sent.copies.begin() + static_cast<std::ptrdiff_t>(done));
+  for (std::size_t& end : sent.ends) end -= done;
 }
 
 }  // namespace simt

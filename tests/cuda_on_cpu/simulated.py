@@ -36,8 +36,8 @@ def run(*command: object, limit: float | None = None) -> str:
     """Run a command with the tools of the `test` extra, without the sanitizer of this process."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "LD_PRELOAD": ""}
-    given = [str(word) for word in command]
-    done = subprocess.run(given, capture_output=True, text=True, env=environment, timeout=limit)
+    words = [str(word) for word in command]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=limit)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip()
 
@@ -59,12 +59,12 @@ def build(source: Path, folder: Path, sanitizer: str = "") -> Path:
 @cache
 def module() -> ModuleType:
     """Return the kernels as a module, built if they have changed, by one process at a time."""
-    given = os.environ.get("ADAPMIXED_SIMULATED")  # a module, see delete_barriers.py
+    override = os.environ.get("ADAPMIXED_SIMULATED")  # a module, see delete_barriers.py
     folder = ROOT / "build" / "-".join(filter(None, ("cuda-on-cpu", SANITIZER)))
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        path = Path(given) if given else build(ROOT, folder, SANITIZER)
+        path = Path(override) if override else build(ROOT, folder, SANITIZER)
     spec = importlib.util.spec_from_file_location("_cuda_on_cpu", path)
     assert spec is not None and spec.loader is not None
     built = importlib.util.module_from_spec(spec)

@@ -37,9 +37,9 @@ def check(operators: list[str], case: Case, plan: Plan, *orders: int, **how: Any
     answers: list[Tensor] = []
 
     def recorded(operator: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        found = operator(*arguments, **named)
-        answers.extend(workload.parts(*(found if isinstance(found, tuple) else (found,))))
-        return found
+        result = operator(*arguments, **named)
+        answers.extend(workload.parts(*(result if isinstance(result, tuple) else (result,))))
+        return result
 
     for order in orders:
         answers.clear()
@@ -48,8 +48,8 @@ def check(operators: list[str], case: Case, plan: Plan, *orders: int, **how: Any
         assert report.values > 0
         assert not report.failures, "\n".join(report.failures[:5])
         first = first or answers.copy()
-        for one, other in zip(first, answers, strict=True):
-            assert torch.equal(one.nan_to_num(nan=-7.0), other.nan_to_num(nan=-7.0)), order
+        for expected, other in zip(first, answers, strict=True):
+            assert torch.equal(expected.nan_to_num(nan=-7.0), other.nan_to_num(nan=-7.0)), order
 
 
 TABLE = [
@@ -290,18 +290,18 @@ def test_fuzzed_calls(batch: int) -> None:
 @pytest.mark.parametrize("name", workload.NAMES)
 def test_the_order_of_threads_and_the_batch_do_not_matter(name: str, dtype: torch.dtype) -> None:
     x = workload.make(3, 5, 2, 147, dtype)
-    found = []
+    runs = []
     for order in simulated.ORDERS:
         with simulated.kernels(*order):
-            found.append(workload.run(name, x))
-    assert workload.same(found[0], found[1]) and workload.same(found[0], found[2])
+            runs.append(workload.run(name, x))
+    assert workload.same(runs[0], runs[1]) and workload.same(runs[0], runs[2])
     if name == "draws":
-        assert workload.same(found[0], workload.run(name, x))
+        assert workload.same(runs[0], workload.run(name, x))
         return
     with simulated.kernels("random", 3):
         for b in range(2):
-            for one, many in zip(workload.OPERATIONS[name](x.position(b)), found[0], strict=True):
-                assert torch.equal(one, many.narrow(one.shape.index(1), b, 1))
+            for part, many in zip(workload.OPERATIONS[name](x.position(b)), runs[0], strict=True):
+                assert torch.equal(part, many.narrow(part.shape.index(1), b, 1))
 
 
 @pytest.mark.parametrize("vocab", [40, 1100])
@@ -311,12 +311,12 @@ def test_a_log_sum_exp_has_the_same_bits_wherever_its_row_is(vocab: int) -> None
     with simulated.kernels("reverse"):
         lse, status = torch.ops.adapmixed.log_sum_exp(rows, "private_logits")
         for model, position in ((0, 0), (8, 0), (3, 1)):
-            own = torch.ops.adapmixed.log_sum_exp(rows[model, position : position + 1], "rows")
-            assert torch.equal(own[0], lse[model, position][None])
+            single = torch.ops.adapmixed.log_sum_exp(rows[model, position : position + 1], "rows")
+            assert torch.equal(single[0], lse[model, position][None])
         projection = adapmixed_ext.project(rows[1:], rows[0], order=18.0, radius=3.6)
         clipping = adapmixed_ext.clip_project(rows[1:], rows[0], lower=0.5, upper=2.0)
     assert (status == 0).all()
     torch.testing.assert_close(lse, rows.double().logsumexp(-1), rtol=5e-16, atol=3e-14)
-    for found in (projection, clipping):
-        assert torch.equal(found.private_lse, lse[1:])
-        assert torch.equal(found.public_lse, lse[0])
+    for result in (projection, clipping):
+        assert torch.equal(result.private_lse, lse[1:])
+        assert torch.equal(result.public_lse, lse[0])

@@ -42,8 +42,8 @@ SOURCE = Source(1)
 
 
 def pool(private: Tensor, public: Tensor) -> None:
-    found = adapmixed_ext.log_pool(private, public, lower=-0.25, upper=1.0, scale=2.0)
-    adapmixed_ext.sample(adapmixed_ext.mixture(private, public, found), public, rng=SOURCE)
+    pooling = adapmixed_ext.log_pool(private, public, lower=-0.25, upper=1.0, scale=2.0)
+    adapmixed_ext.sample(adapmixed_ext.mixture(private, public, pooling), public, rng=SOURCE)
 
 
 def losses(private: Tensor, public: Tensor) -> None:
@@ -62,8 +62,8 @@ def test_a_query(call: Callable[[Tensor, Tensor], None], kernels: int, memsets: 
     with simulated.kernels(sizes_of_a_gpu=True) as workspaces, Torch() as torchs:
         before = built.launches(), built.memsets()
         call(private, public)
-        found = built.launches() - before[0], built.memsets() - before[1]
-    assert found == (kernels, memsets)
+        counts = built.launches() - before[0], built.memsets() - before[1]
+    assert counts == (kernels, memsets)
     assert torchs.called.pop("aten.fill_.Scalar") == len(workspaces)  # the simulation fills them
     assert set(torchs.called) <= {
         "aten.new_empty.default", "aten.empty_like.default", "aten.unsqueeze.default",
@@ -135,11 +135,11 @@ def test_shared_memory_beyond_what_a_kernel_may_have_is_refused() -> None:
 
 def test_there_are_barriers_to_delete() -> None:
     """Of delete_barriers.py, which is run by hand."""
-    found = list(delete_barriers.mutants())
-    assert len({mutant.name for mutant in found}) == len(found) >= 10
-    files = {m.file.relative_to("csrc").as_posix() for m in found}
+    mutants = list(delete_barriers.mutants())
+    assert len({mutant.name for mutant in mutants}) == len(mutants) >= 10
+    files = {m.file.relative_to("csrc").as_posix() for m in mutants}
     assert {"common/block.cuh", "leave_one_out/cuda_tile.cuh", "sample/cuda.cu"} <= files
-    for mutant in found:
+    for mutant in mutants:
         before = (delete_barriers.ROOT / mutant.file).read_text().splitlines()
         after = mutant.text.splitlines()
         differ = [k + 1 for k, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
@@ -170,8 +170,8 @@ def test_the_faults_of_a_row_in_any_part() -> None:
     with simulated.kernels("reverse"):
         pool = adapmixed_ext.log_pool(private, public, **box)
         clean = adapmixed_ext.log_pool(good, public, **box)
-        found = adapmixed_ext.project(private, public, order=18.0, radius=3.6)
-    assert pool.status.flatten().tolist() == found.status.flatten().tolist() == [1, 1, 2, 3, 0]
+        result = adapmixed_ext.project(private, public, order=18.0, radius=3.6)
+    assert pool.status.flatten().tolist() == result.status.flatten().tolist() == [1, 1, 2, 3, 0]
     assert pool.log_normaliser.isnan().all() and pool.span[:4].isnan().all()
     assert pool.span[4] == clean.span[4] and pool.private_lse[4] == clean.private_lse[4]
 

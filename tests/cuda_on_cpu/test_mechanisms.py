@@ -65,9 +65,9 @@ def test_bad_rows_raise_before_anything_is_charged(name: str, value: float) -> N
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_rows_of_the_output_layer_are_the_cpus(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     start, coefficients, factors, tokens = operands(*shape)
-    own = start + torch.arange(len(factors))[:, None, None]
+    starts = start + torch.arange(len(factors))[:, None, None]
     whole = torch.randn(len(start), shape[-1])
-    for z, ids in ((start, tokens), (own, tokens), (whole, None)):
+    for z, ids in ((start, tokens), (starts, tokens), (whole, None)):
         expected = rows(z, coefficients, factors, ids, dtype)
         for order in simulated.ORDERS:
             with simulated.kernels(*order):
@@ -80,7 +80,7 @@ def test_columns_of_unknown_tokens_are_nan() -> None:
     wrong = tokens.clone()
     wrong[0, 3], wrong[1, 39] = 90, -1
     with simulated.kernels():
-        found = rows(start, coefficients, factors, wrong)
+        result = rows(start, coefficients, factors, wrong)
     unknown = wrong != tokens
-    assert found[:, unknown].isnan().all()
-    assert torch.equal(found[:, ~unknown], rows(start, coefficients, factors, tokens)[:, ~unknown])
+    assert result[:, unknown].isnan().all()
+    assert torch.equal(result[:, ~unknown], rows(start, coefficients, factors, tokens)[:, ~unknown])

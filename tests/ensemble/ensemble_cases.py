@@ -53,8 +53,8 @@ class Sequences:
     def check(self, rtol: float) -> None:
         """Check that the logits are those of every sequence alone."""
         for place, (row, n) in enumerate(self.lengths.items()):
-            alone = self.ensemble.decoder(TOKENS[row : row + 1, :n]).logits[:2]
-            for found, expected in zip(self.decoder.logits[:2], alone, strict=True):
+            single = self.ensemble.decoder(TOKENS[row : row + 1, :n]).logits[:2]
+            for batch, expected in zip(self.decoder.logits[:2], single, strict=True):
                 atol = rtol * float(expected.abs().max())
-                one = found[..., place, :]
-                torch.testing.assert_close(one, expected[..., 0, :], rtol=0, atol=atol)
+                logits = batch[..., place, :]
+                torch.testing.assert_close(logits, expected[..., 0, :], rtol=0, atol=atol)

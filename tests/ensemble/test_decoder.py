@@ -13,14 +13,14 @@ from adapmixed.ensemble.decoder import Decoder
 
 
 def parts(decoder: Decoder) -> list[torch.Tensor]:
-    return [one for layer in decoder._cache.layers for one in (layer.keys, layer.values)]
+    return [part for layer in decoder._cache.layers for part in (layer.keys, layer.values)]
 
 
 def rooms(decoder: Decoder) -> set[int]:
     """Return the positions that the tensors have room for."""
     return {
-        one.untyped_storage().nbytes() // one[..., :1, :].numel() // one.element_size()
-        for one in parts(decoder)
+        part.untyped_storage().nbytes() // part[..., :1, :].numel() // part.element_size()
+        for part in parts(decoder)
     }
 
 
@@ -36,7 +36,7 @@ def test_a_decoder_has_room_for_all_that_was_counted_and_no_more(
     held = Sequences(ensemble, dict.fromkeys(range(3), 7), memory_bytes=needed, new_tokens=5)
 
     def check(rows: int) -> None:
-        total = sum(one.untyped_storage().nbytes() for one in parts(held.decoder))
+        total = sum(part.untyped_storage().nbytes() for part in parts(held.decoder))
         assert total * 9 == counted * 2 * rows
 
     assert rooms(held.decoder) == {12}

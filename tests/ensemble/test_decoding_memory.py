@@ -50,9 +50,9 @@ def ensemble(
     family: str, dtype: torch.dtype, *groups: tuple[tuple[str, ...], int], **config: Any
 ) -> Ensemble:
     """Return an ensemble with so many members of each group of layers; of all without a name."""
-    given = AutoConfig.for_model(family, bos_token_id=None, eos_token_id=None, **config)
-    model = AutoModelForCausalLM.from_config(given).to(dtype)
-    linear = [n for n, one in model.named_modules() if isinstance(one, torch.nn.Linear)]
+    architecture = AutoConfig.for_model(family, bos_token_id=None, eos_token_id=None, **config)
+    model = AutoModelForCausalLM.from_config(architecture).to(dtype)
+    linear = [n for n, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)]
     members = []
     for names, count in groups:
         shapes = {
@@ -81,9 +81,9 @@ deep = partial(
 
 
 def status(name: str) -> int:
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return 1024 * int(found[1])
+    match = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert match is not None
+    return 1024 * int(match[1])
 
 
 def needed(asks: Callable[..., object]) -> int:
@@ -99,15 +99,15 @@ def tell(name: str, dtype: torch.dtype, memory: int, work: Callable[[], object])
     Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = status("VmRSS")
     work()
-    found = {"case": name, "dtype": str(dtype), "needed": memory, "held": status("VmHWM") - before}
-    print(json.dumps(found), flush=True)
+    case = {"case": name, "dtype": str(dtype), "needed": memory, "held": status("VmHWM") - before}
+    print(json.dumps(case), flush=True)
 
 
 def decode(ensemble: Ensemble, mechanism: Mechanism, prompt: torch.Tensor, **settings: Any) -> None:
     ensemble.tokenizer = "unused"
     memory, stop = settings.pop("memory_bytes", DEFAULT_MEMORY_BYTES), settings.get("stop")
-    given: Any = {"rng": SeededRandom(0), "memory_bytes": memory}
-    generator = PrivateGenerator(ensemble, mechanism, Accountant(1e-5), **given)
+    options: Any = {"rng": SeededRandom(0), "memory_bytes": memory}
+    generator = PrivateGenerator(ensemble, mechanism, Accountant(1e-5), **options)
     settings["stop"] = stop and partial(stop, prompt)
     for _ in generator.stream_tokens(prompt, max_new_tokens=2, **settings):
         pass
@@ -142,7 +142,7 @@ def main() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         block, head = wide(dtype, (BLOCK, 32)), wide(dtype, (HEAD, 100))
         for name, owner, ids, spare, mechanism, more in [
-            *((name, block, prompt, 0, one, more) for name, (one, more) in CASES.items()),
+            *((name, block, prompt, 0, method, more) for name, (method, more) in CASES.items()),
             ("prompt", deep(dtype, ((), 32), num_hidden_layers=2), two, 16 << 20, POOL, {}),
             # Almost all is keys and values, which are copied when a sequence ends.
             ("end", deep(dtype, ((), 32), num_hidden_layers=8), three, 4 << 20, POOL, END),
@@ -176,9 +176,9 @@ def test_what_decoding_holds_stays_within_memory_bytes() -> None:
         [sys.executable, __file__], capture_output=True, text=True, env=environment, timeout=300
     )
     assert run.returncode == 0, run.stderr
-    found = [json.loads(line) for line in run.stdout.splitlines()]
-    assert len(found) == 2 * 15 + 1
-    for case in found:
+    cases = [json.loads(line) for line in run.stdout.splitlines()]
+    assert len(cases) == 2 * 15 + 1
+    for case in cases:
         # The bound is not far too large either.
         assert 0.5 * case["needed"] < case["held"] <= 1.15 * case["needed"], case
 

@@ -95,8 +95,8 @@ def test_logits_that_somebody_keeps_stay_as_they_are(tmp_path: Path) -> None:
 def test_threads_share_an_ensemble(tmp_path: Path) -> None:
     base, names = tiny("llama"), ["lm_head", "1.mlp.up_proj"]
     folders = [
-        write_adapter(base, tmp_path / str(i), seed=i, target_modules=one)
-        for i, one in enumerate((names[:1], names[1:], names))
+        write_adapter(base, tmp_path / str(i), seed=i, target_modules=targets)
+        for i, targets in enumerate((names[:1], names[1:], names))
     ]
     ensemble = Ensemble.from_pretrained(base, folders, adapted=adapted_layers(folders))
     generator = torch.Generator().manual_seed(3)
@@ -104,8 +104,8 @@ def test_threads_share_an_ensemble(tmp_path: Path) -> None:
     expected = [ensemble.logits(ids)[0] for ids in inputs]
 
     def asks(number: int) -> bool:
-        found = [ensemble.logits(inputs[number])[0] for _ in range(40)]
-        return all(torch.equal(one, expected[number]) for one in found)
+        answers = [ensemble.logits(inputs[number])[0] for _ in range(40)]
+        return all(torch.equal(answer, expected[number]) for answer in answers)
 
     with ThreadPoolExecutor(3) as threads:
         assert all(threads.map(asks, range(3)))

@@ -121,10 +121,10 @@ def test_equals_the_peft_loop(family: Family) -> None:
     assert float((private - public).float().abs().amax(dim=(1, 2, 3)).min()) > 0.02
     rows = family.ids.repeat(1 if kind == "head" else 4, 1)
     with torch.no_grad():
-        alone = base(input_ids=rows).logits[: len(family.ids)]
-    family.close(public, alone, LOOP)
+        reference = base(input_ids=rows).logits[: len(family.ids)]
+    family.close(public, reference, LOOP)
     if kind in ("all", "head"):
-        assert torch.equal(public, alone)
+        assert torch.equal(public, reference)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -147,7 +147,7 @@ def test_an_emptied_or_missing_member_changes_no_bit_of_others(
             assert other.sequence_bytes(7) == full.sequence_bytes(7)
             for ids, live in ((family.ids, None), (family.ids[:1], None), (family.ids, mask)):
                 for chunk in (0, LENGTH, 4):
-                    a, b = (read(one, ids, live, chunk) for one in (full, other))
+                    a, b = (read(ensemble, ids, live, chunk) for ensemble in (full, other))
                     keep = slice(None) if live is None else live.bool()
                     for row in range(4):
                         expected = a[0] if row == gone + 1 else a[row]
@@ -170,8 +170,8 @@ def test_every_way_of_reading_equals_one_pass(family: Family) -> None:
     single[:, :1, PADDING:] = read(ensemble, ids[:1, PADDING:])
     for chunk in (0, 3):
         family.close(read(ensemble, padded, mask, chunk)[:, live], single[:, live])
-    for tokens, given, expected in ((ids, None, whole), (padded, mask[:, :6], single)):
-        decoder = ensemble.decoder(tokens[:, :6], attention_mask=given)
+    for tokens, attention, expected in ((ids, None, whole), (padded, mask[:, :6], single)):
+        decoder = ensemble.decoder(tokens[:, :6], attention_mask=attention)
         for position in range(6, LENGTH):
             private, public, _ = decoder.logits
             family.close(torch.cat([public[None], private]), expected[:, :, position - 1])

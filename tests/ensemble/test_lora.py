@@ -45,8 +45,8 @@ def test_unequal_ranks_rslora_and_targets(
         {"target_modules": rf".*\.1\..*{first}"},
     ]
     folders = [
-        write_adapter(base, tmp_path / str(seed), seed=seed, **one)
-        for seed, one in enumerate(settings, start=1)
+        write_adapter(base, tmp_path / str(seed), seed=seed, **setting)
+        for seed, setting in enumerate(settings, start=1)
     ]
     ensemble = Ensemble.from_pretrained(base, folders, adapted=adapted_layers(folders))
     private, public = ensemble.logits(ids)
@@ -89,12 +89,12 @@ def test_rows_do_not_depend_on_the_ranks_of_other_members(
     layer = torch.nn.Linear(128, 384, dtype=dtype)
     x = torch.randn(count + 1, length, 128).to(dtype)
     for rank in (1, 4, 7, 64):
-        own = [random_update(rank, seed) for seed in range(count)]
+        originals = [random_update(rank, seed) for seed in range(count)]
         with torch.no_grad():
-            expected = BatchedLoRA(layer, own, 64)(x)
+            expected = BatchedLoRA(layer, originals, 64)(x)
             public = layer(x)
         for kept in range(count):
-            updates: list[Update | None] = [*own]
+            updates: list[Update | None] = [*originals]
             for i in range(count):  # `kept` others keep `rank`, the rest change it
                 if (i - 2) % count > kept:
                     other = (1, 3, 7, 64, None)[i % 5]
@@ -103,7 +103,7 @@ def test_rows_do_not_depend_on_the_ranks_of_other_members(
                 y = BatchedLoRA(layer, updates, 64)(x)
             assert torch.equal(y[0], public[0])
             for i, update in enumerate(updates):
-                if update is own[i]:
+                if update is originals[i]:
                     assert torch.equal(y[i + 1], expected[i + 1]), (rank, kept, i)
                 elif update is None:
                     assert torch.equal(y[i + 1], public[i + 1])
@@ -144,31 +144,31 @@ def ensemble(base: Any, kind: str, folder: Path, first: int | None = 0) -> Ensem
 
     The first member follows from its seed; without one it is missing, too.
     """
-    given = [
+    folders = [
         None if seed is None
         else write_adapter(base, folder / f"{seed}", seed=seed, r=2 + seed % 2, zero=seed == 2,
                            target_modules=KINDS[kind])
         for seed in (first, 1, 2, None)
     ]  # fmt: skip
     layers = [name for name, _ in base.named_modules() if name.endswith(tuple(KINDS[kind]))]
-    return Ensemble.from_pretrained(base, given, adapted={n: 3 for n in layers})
+    return Ensemble.from_pretrained(base, folders, adapted={n: 3 for n in layers})
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_columns_are_those_of_all_tokens(any_base: Any, kind: str, tmp_path: Path) -> None:
-    found, base = ensemble(any_base, kind, tmp_path), any_base
-    memory = 3 * found.sequence_bytes(9, active=ACTIVE)
+    members, base = ensemble(any_base, kind, tmp_path), any_base
+    memory = 3 * members.sequence_bytes(9, active=ACTIVE)
     if kind != "head":  # one more token is one more row of the weights, at least
         row = base.lm_head.weight[0].nbytes
-        assert found.sequence_bytes(9, active=ACTIVE + 1) - memory // 3 >= row
-    chunks = list(found.iter_logits(IDS, memory_bytes=memory, active=ACTIVE))
+        assert members.sequence_bytes(9, active=ACTIVE + 1) - memory // 3 >= row
+    chunks = list(members.iter_logits(IDS, memory_bytes=memory, active=ACTIVE))
     assert len(chunks) > 1
-    whole = list(found.iter_logits(IDS, memory_bytes=1 << 30))
+    whole = list(members.iter_logits(IDS, memory_bytes=1 << 30))
     assert whole[0][3] is None
-    decoder = found.decoder(IDS[:, :-1], new_tokens=1, active=ACTIVE)
+    decoder = members.decoder(IDS[:, :-1], new_tokens=1, active=ACTIVE)
     decoder.drop(torch.tensor([False, True, False]))
     decoder.append(IDS[::2, -1])
-    plain = found.decoder(IDS, active=VOCAB).logits
+    plain = members.decoder(IDS, active=VOCAB).logits
     assert plain.tokens is None
     pairs = [(part[1:], (whole[0][1][:, :, part[0]], whole[0][2][:, part[0]])) for part in chunks]
     pairs.append((decoder.logits, (plain.private[:, ::2], plain.public[::2])))
@@ -189,25 +189,25 @@ def test_columns_are_those_of_all_tokens(any_base: Any, kind: str, tmp_path: Pat
 def test_a_member_moves_no_bit_of_another_row(kind: str, tmp_path: Path) -> None:
     base = tiny("llama")
     made = (ensemble(base, kind, tmp_path, first) for first in (0, 9, None))
-    found, *others = (one.decoder(IDS, active=ACTIVE).logits for one in made)
+    logits, *others = (members.decoder(IDS, active=ACTIVE).logits for members in made)
     for other in others:
-        assert torch.equal(other.tokens, found.tokens)
-        assert torch.equal(other.public, found.public)
-        assert torch.equal(other.private[1:], found.private[1:])
-        assert not torch.equal(other.private[0], found.private[0])
+        assert torch.equal(other.tokens, logits.tokens)
+        assert torch.equal(other.public, logits.public)
+        assert torch.equal(other.private[1:], logits.private[1:])
+        assert not torch.equal(other.private[0], logits.private[0])
 
 
 def test_answers_from_columns_are_answers_from_all_rows(tmp_path: Path) -> None:
-    found = ensemble(tiny("llama"), "head", tmp_path)
-    found.tokenizer = "unused"
+    members = ensemble(tiny("llama"), "head", tmp_path)
+    members.tokenizer = "unused"
     for mechanism in (ClippedLogPool(-1.0, 1.0, 2.0, queries=600), Unprotected()):
         for shape in ({}, {"temperature": 0.7}, {"top_k": 5}, {"top_k": 40, "temperature": 2.0}):
             answers = []
             for columns in (True, False):
                 settings: Any = {"rng": SeededRandom(1), "active": ACTIVE}
-                one = PrivateGenerator(found, mechanism, Accountant(1e-5), **settings)
-                logits = found.decoder(IDS, active=ACTIVE if columns else None).logits
-                answers.append(torch.cat([one.answer(*logits, **shape) for _ in range(40)]))
+                generator = PrivateGenerator(members, mechanism, Accountant(1e-5), **settings)
+                logits = members.decoder(IDS, active=ACTIVE if columns else None).logits
+                answers.append(torch.cat([generator.answer(*logits, **shape) for _ in range(40)]))
             assert torch.equal(*answers)
 
 
@@ -221,7 +221,7 @@ def test_bfloat16_factors_are_kept_as_such() -> None:
         ((short, up), torch.float32, torch.float32),
         ((short, up), torch.bfloat16, torch.bfloat16),
     ):
-        made = HeadAdapters([(down, one) for one in ups], (4, 9), 2, model == torch.bfloat16)
+        made = HeadAdapters([(down, factor) for factor in ups], (4, 9), 2, model == torch.bfloat16)
         assert made.factors.dtype == dtype
         columns = torch.empty(2, 3, 9)
         hidden = torch.randn(3, 4, generator=generator)
@@ -230,8 +230,8 @@ def test_bfloat16_factors_are_kept_as_such() -> None:
 
 
 def test_what_is_no_token_is_not_active(tmp_path: Path) -> None:
-    found = ensemble(tiny("llama"), "head", tmp_path)
-    top = found.decoder(IDS, active=ACTIVE).logits.public.argmax(-1)
-    found.output_layer.masked = top.unique()
-    tokens = found.decoder(IDS, active=ACTIVE).logits.tokens
+    members = ensemble(tiny("llama"), "head", tmp_path)
+    top = members.decoder(IDS, active=ACTIVE).logits.public.argmax(-1)
+    members.output_layer.masked = top.unique()
+    tokens = members.decoder(IDS, active=ACTIVE).logits.tokens
     assert tokens is not None and not torch.isin(tokens, top).any()

@@ -23,7 +23,7 @@ from adapmixed.ensemble.members import fingerprint, member_digests, read_adapter
 def edit(folder: Path, **settings: Any) -> Path:
     path = folder / "adapter_config.json"
     content = json.loads(path.read_text()) | settings
-    path.write_text(json.dumps({name: one for name, one in content.items() if one is not ...}))
+    path.write_text(json.dumps({name: item for name, item in content.items() if item is not ...}))
     return folder
 
 
@@ -53,7 +53,7 @@ def test_a_copy_of_the_head_may_be_rounded_otherwise(
     assert stored.dtype == trained
     private = logits(base, folder, ids)
     expected = peft_logits(base, [folder], ids).float()  # with the copy as its head
-    allowed = float(expected.abs().max()) * max(torch.finfo(one).eps for one in (trained, served))
+    allowed = float(expected.abs().max()) * max(torch.finfo(kind).eps for kind in (trained, served))
     torch.testing.assert_close(private.float(), expected, rtol=0, atol=4 * allowed)
 
     def train_head(weights: dict[str, torch.Tensor]) -> None:
@@ -80,9 +80,9 @@ def test_resized_embeddings_are_refused_with_their_sizes(
             del weights[key]
 
     reason = rf"must .*\({VOCAB}, .* got .*\({VOCAB + 3}, .*resized embeddings"
-    for one in (folder, rewrite(folder, lora_alone)) if target else (folder,):
+    for adapter in (folder, rewrite(folder, lora_alone)) if target else (folder,):
         with pytest.raises(ValueError, match=reason):
-            Ensemble.from_pretrained(base, [one])
+            Ensemble.from_pretrained(base, [adapter])
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_folder_round_trip(
     base: Any, family: str, make_adapters: Make, ids: torch.Tensor, tmp_path: Path, monkeypatch: Any
 ) -> None:
     adapters, plans = make_adapters(2), iter(4 * [members._planned])  # one for each loading
-    monkeypatch.setattr(members, "_planned", lambda *given: next(plans)(*given))
+    monkeypatch.setattr(members, "_planned", lambda *arguments: next(plans)(*arguments))
     for order, folder in zip((1, -1), adapters, strict=True):  # peft writes sets in any order
         edit(folder, target_modules=TARGETS[family][::order])
     expected = Ensemble.from_pretrained(base, adapters).logits(ids)
@@ -212,40 +212,40 @@ def test_members_that_differ_cannot_be_missing_without_a_constant(tmp_path: Path
 
 def test_a_fingerprint_is_of_what_answers(make_adapters: Make) -> None:
     """Members count in their order, since charges belong to them; versions and names do not."""
-    one, two = make_adapters(2)
+    first, second = make_adapters(2)
 
-    def found(*members: Path | None, base: str = "me/base", commit: str = "abc") -> str:
+    def digest(*members: Path | None, base: str = "me/base", commit: str = "abc") -> str:
         return fingerprint(base, member_digests(members), {}, commit)
 
-    orders = ((one, two), (two, one), (one, None), (None, one), (one, one))
-    before = found(one)
-    others = {found(one, commit="abd"), found(one, base="you/base"), before}
-    assert len({found(*members) for members in orders} | others) == 8
-    path = one / "adapter_config.json"
+    orders = ((first, second), (second, first), (first, None), (None, first), (first, first))
+    before = digest(first)
+    others = {digest(first, commit="abd"), digest(first, base="you/base"), before}
+    assert len({digest(*members) for members in orders} | others) == 8
+    path = first / "adapter_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     for name in ("peft_version", "base_model_name_or_path", "inference_mode"):
         path.write_text(json.dumps(config | {name: "other"}, indent=3))
-        assert found(one) == before
+        assert digest(first) == before
     path.write_text(json.dumps(config | {"lora_alpha": 17}))
-    assert found(one) != before
+    assert digest(first) != before
 
 
 def test_a_fingerprint_is_of_what_was_read(
     make_adapters: Make, base: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise old weights could answer under the fingerprint of the new ones."""
-    one, two = make_adapters(2)
+    first, second = make_adapters(2)
     read = members.read_adapters
-    before = Ensemble.from_pretrained(base, [one, two]).fingerprint
+    before = Ensemble.from_pretrained(base, [first, second]).fingerprint
 
     def changed(model: Any, folders: list[Path]) -> Any:
-        found = read(model, folders)
-        shutil.copy(two / "adapter_model.safetensors", one)
-        return found
+        adapters = read(model, folders)
+        shutil.copy(second / "adapter_model.safetensors", first)
+        return adapters
 
     monkeypatch.setattr(members, "read_adapters", changed)
-    assert Ensemble.from_pretrained(base, [one, two]).fingerprint == before
-    assert Ensemble.from_pretrained(base, [one, two]).fingerprint != before
+    assert Ensemble.from_pretrained(base, [first, second]).fingerprint == before
+    assert Ensemble.from_pretrained(base, [first, second]).fingerprint != before
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ def model_of(family: str) -> Any:
 
 def prompts(model: Any, records: Any = RECORDS, **settings: Any) -> PromptEnsemble:
     """Return members with these records; a text is described by the words 20 and 21."""
-    given: dict[str, Any] = {"longest": LONGEST, "plain": True, "tokenizer": words()} | settings
-    return PromptEnsemble(model, "w20 w21", records=len(records), **given).filled(records)
+    options: dict[str, Any] = {"longest": LONGEST, "plain": True, "tokenizer": words()} | settings
+    return PromptEnsemble(model, "w20 w21", records=len(records), **options).filled(records)
 
 
 def alone(model: Any, record: str | None, tail: list[int]) -> torch.Tensor:
@@ -66,9 +66,9 @@ def test_a_member_is_its_prompt_alone(family: str) -> None:
     left = ensemble.decoder(start.repeat(2, 1), new_tokens=1, unread=True)
     left.read(1)
     left.drop(torch.tensor([True, False]))
-    for one, tails in ((decoder, [[], []]), (left, [[]])):
-        one.read()
-        expect(ensemble, model, one, tails)
+    for reader, tails in ((decoder, [[], []]), (left, [[]])):
+        reader.read()
+        expect(ensemble, model, reader, tails)
     decoder.append(torch.tensor([7, 30]))
     expect(ensemble, model, decoder, [[7], [30]])
     later = ensemble.decoder(start, new_tokens=4)
@@ -115,17 +115,17 @@ def test_a_chat_template_is_split_where_the_record_stands() -> None:
 
 def test_tokens_that_the_base_does_not_have_are_left_out_of_records() -> None:
     model = model_of("llama")
-    found = [prompts(model, [record]) for record in ("w5 w70 w6", "w5 w6")]
-    ids = torch.tensor([found[0].opening])
-    assert found[0].cut == 0
-    assert torch.equal(*(one.decoder(ids).logits.private for one in found))
+    ensembles = [prompts(model, [record]) for record in ("w5 w70 w6", "w5 w6")]
+    ids = torch.tensor([ensembles[0].opening])
+    assert ensembles[0].cut == 0
+    assert torch.equal(*(ensemble.decoder(ids).logits.private for ensemble in ensembles))
 
 
 def test_a_hub_name_counts_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = lambda *_: (model_of("llama"), words())  # noqa: E731
     monkeypatch.setattr("adapmixed.ensemble.prompts.load_base", loaded)
-    found = [prompts(base, ["w5"], tokenizer=None) for base in ("org/one", "org/other")]
-    assert found[0].fingerprint != found[1].fingerprint
+    ensembles = [prompts(base, ["w5"], tokenizer=None) for base in ("org/one", "org/other")]
+    assert ensembles[0].fingerprint != ensembles[1].fingerprint
 
 
 def test_answers_are_charged_for_one_record() -> None:

@@ -32,8 +32,8 @@ def adapters(model: Any) -> list[Adapter]:
     return [
         Adapter(
             {
-                name: (0.3 * draw(given, 2), 0.3 * draw(2, to))
-                for name, (given, to) in shapes.items()
+                name: (0.3 * draw(inputs, 2), 0.3 * draw(2, outputs))
+                for name, (inputs, outputs) in shapes.items()
             }
         )
         for _ in range(2)
@@ -96,7 +96,7 @@ def test_families_without_tests_are_tried(dtype: torch.dtype) -> None:
     assert not {"glm", "bert"} & TESTED
     model = tiny("glm").to(dtype)
     (layer,) = (name for name in linear_names(model) if name.endswith("1.mlp.down_proj"))
-    last = [Adapter({layer: one.updates[layer]}) for one in adapters(model)]
+    last = [Adapter({layer: adapter.updates[layer]}) for adapter in adapters(model)]
     assert Ensemble(model, last).trunk.repeats_input  # whatever could be shared
     bert = tiny("bert").to(dtype)
     with pytest.raises(ValueError, match="bert does not: a later token changes earlier logits"):
@@ -108,7 +108,7 @@ def hooked(fault: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], Non
 
     def change(model: Any) -> None:
         mlp = model.get_submodule("model.layers.0.mlp")
-        mlp.register_forward_hook(lambda module, given, hidden: fault(hidden))
+        mlp.register_forward_hook(lambda module, arguments, hidden: fault(hidden))
 
     return change
 
@@ -116,8 +116,8 @@ def hooked(fault: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], Non
 def without(ignored: str) -> Callable[[Any], None]:
     """Return a change of a model: an argument that it ignores."""
 
-    def forward(whole: Any, past_key_values: Any = None, **given: Any) -> Any:
-        return whole(**({"past_key_values": past_key_values, **given} | {ignored: None}))
+    def forward(whole: Any, past_key_values: Any = None, **arguments: Any) -> Any:
+        return whole(**({"past_key_values": past_key_values, **arguments} | {ignored: None}))
 
     return lambda model: setattr(model, "forward", partial(forward, model.forward))
 
@@ -126,14 +126,14 @@ def without(ignored: str) -> Callable[[Any], None]:
     ("family", "change", "reason"),
     [
         # All rows, that of two rows before, that of another member's same sequence, the first one.
-        ("llama", hooked(lambda one: one + one.mean(0, True) / 999), "one row of a batch"),
-        ("llama", hooked(lambda one: one + one.roll(2, 0) / 999), "one row of a batch"),
-        ("llama", hooked(lambda one: one + one.roll(len(one) // 3, 0) / 999), "one row of a batch"),
-        ("llama", hooked(lambda one: one + one[:1] / 999), "one row of a batch"),
-        ("llama", hooked(lambda one: one + 0.5 * one[:, -1:]), "a later token"),
-        ("llama", hooked(lambda one: one * one.shape[1]), "cache changes"),
-        ("llama", hooked(lambda one: one[..., :3]), "RuntimeError"),
-        ("llama", hooked(lambda one: one + (len(one) == 2 * 3) * 0.5), "join and leave a batch"),
+        ("llama", hooked(lambda h: h + h.mean(0, True) / 999), "one row of a batch"),
+        ("llama", hooked(lambda h: h + h.roll(2, 0) / 999), "one row of a batch"),
+        ("llama", hooked(lambda h: h + h.roll(len(h) // 3, 0) / 999), "one row of a batch"),
+        ("llama", hooked(lambda h: h + h[:1] / 999), "one row of a batch"),
+        ("llama", hooked(lambda h: h + 0.5 * h[:, -1:]), "a later token"),
+        ("llama", hooked(lambda h: h * h.shape[1]), "cache changes"),
+        ("llama", hooked(lambda h: h[..., :3]), "RuntimeError"),
+        ("llama", hooked(lambda h: h + (len(h) == 2 * 3) * 0.5), "join and leave a batch"),
         ("gpt2", without("position_ids"), "left padding"),
         ("gpt2", without("past_key_values"), "cache changes"),
     ],
@@ -185,8 +185,8 @@ def test_ids_without_a_token_are_masked_in_every_row(dtype: torch.dtype, ids: li
     missing = sorted(set(range(VOCAB)) - set(ids))
     mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
     outputs = [
-        (one.logits(prompt), one.decoder(prompt, attention_mask=mask).logits[:2])
-        for one in (plain, padded)
+        (ensemble.logits(prompt), ensemble.decoder(prompt, attention_mask=mask).logits[:2])
+        for ensemble in (plain, padded)
     ]
     for before, after in zip(*outputs, strict=True):
         for expected, found in zip(before, after, strict=True):

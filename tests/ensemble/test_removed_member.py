@@ -86,17 +86,17 @@ def every_way(ensemble: Ensemble) -> list[Tensor]:
     mask = torch.ones_like(ids)
     mask[0, :3] = 0
     memory = ensemble.sequence_bytes(14) * 3
-    found = [ensemble.logits(ids), ensemble.logits(ids[:1])]
+    answers = [ensemble.logits(ids), ensemble.logits(ids[:1])]
     chunks = list(ensemble.iter_logits(ids, memory_bytes=memory))
     assert len(chunks) > 1
-    found += [(private, public) for _, private, public, _ in chunks]
+    answers += [(private, public) for _, private, public, _ in chunks]
     decoder = ensemble.decoder(ids, attention_mask=mask, memory_bytes=memory, new_tokens=5)
     for step in range(5):
-        found.append(decoder.logits[:2])
+        answers.append(decoder.logits[:2])
         if step == 3:
             decoder.drop(torch.tensor([True, False]))
         decoder.append(torch.full((2 if step < 3 else 1,), step + 1))
-    return [torch.cat([public[None], private]) for private, public in found]
+    return [torch.cat([public[None], private]) for private, public in answers]
 
 
 def test_a_removed_member_moves_no_bit_of_the_others(of: Any) -> None:
@@ -126,24 +126,24 @@ def public_shapes(ensemble: Ensemble) -> list[Any]:
     def answer_bytes(rows: int, vocab: int, element: int, _active: int | None) -> int:
         return 32 * vocab
 
-    found: list[Any] = []
+    bounds: list[Any] = []
     for length in (1, 40, 100):
         need = ensemble.sequence_bytes(length, new_tokens=8, answer_bytes=answer_bytes)
         chunk = partial(ensemble.chunk_size, 1, length, answer_bytes=answer_bytes)
-        found += [need, chunk(3 * need, last_only=True), chunk(3 * need, last_only=False)]
+        bounds += [need, chunk(3 * need, last_only=True), chunk(3 * need, last_only=False)]
         for memory in (need - 1, 1):
             with pytest.raises(ValueError, match="memory_bytes must be >=") as error:
                 ensemble.decoder(
                     torch.ones(1, length, dtype=torch.int64),
                     memory_bytes=memory, new_tokens=8, answer_bytes=answer_bytes,
                 )  # fmt: skip
-            found.append(str(error.value))
+            bounds.append(str(error.value))
         generator = PrivateGenerator(
             ensemble, mechanism, Accountant(1e-5), memory_bytes=20 * need, rng=SeededRandom(0)
         )
         prompts = [prompt * repeats for repeats in (1, 4, 2, 9) * 10]
-        found.append([len(batch) for batch in generator.batches(prompts, 8)])
-    return found
+        bounds.append([len(batch) for batch in generator.batches(prompts, 8)])
+    return bounds
 
 
 def test_shapes_batches_and_errors_do_not_tell_who_is_missing(with_a_tokenizer: Any) -> None:

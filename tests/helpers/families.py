@@ -83,9 +83,9 @@ def tiny(family: str, seed: int = 0, **settings: Any) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     values = {**_SIZES, **SETTINGS[family], **settings}
-    given = {name: value for name, value in values.items() if value is not None}
+    config = {name: value for name, value in values.items() if value is not None}
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **given))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **config))
     for parameter in model.parameters():
         if parameter.ndim >= 2:
             torch.nn.init.normal_(parameter.data, std=0.3)

@@ -71,8 +71,8 @@ KINDS: dict[str, tuple[str, str | None]] = {
 
 
 def unclipped(private: Tensor, public: Tensor) -> Tensor:
-    own, q = private.double().log_softmax(-1), public.double().log_softmax(-1)
-    return (q + 3.0 * (own - q).mean(0)).softmax(-1)
+    p, q = private.double().log_softmax(-1), public.double().log_softmax(-1)
+    return (q + 3.0 * (p - q).mean(0)).softmax(-1)
 
 
 FORMULAS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -171,4 +171,4 @@ def hockey_stick(p: Tensor, q: Tensor, epsilon: float) -> float:
     """Return the largest hockey stick of log-probabilities (B, V), the larger of both ways."""
     ratio = torch.exp(torch.tensor(epsilon))
     both = ((a.exp() - ratio * b.exp()).clamp(min=0).sum(1) for a, b in ((p, q), (q, p)))
-    return max(float(one.max()) for one in both)
+    return max(float(stick.max()) for stick in both)

@@ -95,13 +95,13 @@ def by_name(report: Report) -> dict[str, dict[str, Any]]:
 PUBLIC = np.log(60.0)
 
 
-def lossy(name: str, kind: str, losses: Sequence[float], **given: Any) -> Evaluation:
+def lossy(name: str, kind: str, losses: Sequence[float], **fields: Any) -> Evaluation:
     """Return a method with these mean losses of successive blocks of `BLOCK` tokens."""
     means = np.cumsum(losses) / np.arange(1, len(losses) + 1)
-    found = evaluation(name, kind, perplexity=math.exp(means[-1]), **given)
+    method = evaluation(name, kind, perplexity=math.exp(means[-1]), **fields)
     points = tuple((BLOCK * (i + 1), math.exp(mean)) for i, mean in enumerate(means))
-    guarantee = replace(found.guarantee, budget=20_000 if kind == "fixed" else None)
-    return replace(found, perplexities=points, queries=points[-1][0], guarantee=guarantee)
+    guarantee = replace(method.guarantee, budget=20_000 if kind == "fixed" else None)
+    return replace(method, perplexities=points, queries=points[-1][0], guarantee=guarantee)
 
 
 def compared_methods(
@@ -110,8 +110,8 @@ def compared_methods(
     """Return the public model, the ensemble that gains this much, and a private method."""
     return [
         lossy("public", "public", [PUBLIC] * len(gain), epsilon=0.0),
-        lossy("unprotected", "none", [PUBLIC - one for one in gain]),
-        lossy(name, "fixed", [PUBLIC - one for one in kept], epsilon=3.0),
+        lossy("unprotected", "none", [PUBLIC - nats for nats in gain]),
+        lossy(name, "fixed", [PUBLIC - nats for nats in kept], epsilon=3.0),
     ]
 
 

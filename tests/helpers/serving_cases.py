@@ -59,8 +59,8 @@ def a_client(folder: Path, **key: int) -> tuple[Clients, Key, dict[str, str]]:
 
 def usage(ledger: Path | str) -> dict[str, int]:
     """Return the tokens that each key has used."""
-    with looked_at(ledger) as found:
-        return dict(found.execute("SELECT name, tokens FROM used"))
+    with looked_at(ledger) as connection:
+        return dict(connection.execute("SELECT name, tokens FROM used"))
 
 
 def used(clients: Clients, key: Key) -> int:
@@ -77,8 +77,8 @@ class Served:
     app: Service
 
     def __post_init__(self) -> None:
-        one = self.app
-        self.scheduler, self.admission, self.metrics = one.scheduler, one.admission, one.metrics
+        app = self.app
+        self.scheduler, self.admission, self.metrics = app.scheduler, app.admission, app.metrics
 
     def client(self, **options: Any) -> TestClient:
         """Return a client in this process, whose requests run in threads of their own."""
@@ -110,8 +110,8 @@ def served(
         "vocab": VOCAB, "max_tokens": 300,
     } | model  # fmt: skip
     admission = Admission(accountant, mechanism, clients)
-    given = ServedModel(window=engine.window, **of_model)
-    service = Service(engine, given, admission, then_public=then_public)
+    served_model = ServedModel(window=engine.window, **of_model)
+    service = Service(engine, served_model, admission, then_public=then_public)
     try:
         yield Served(engine, accountant, service)
     finally:
@@ -145,8 +145,8 @@ def answering(
             "tokenizer": ensemble.tokenizer, "end_tokens": ensemble.end_tokens,
             "vocab": ensemble.vocab_size,
         }  # fmt: skip
-        given = served(engine, (accountant, mechanism), **(of_base | settings))
-        yield stack.enter_context(given)
+        context = served(engine, (accountant, mechanism), **(of_base | settings))
+        yield stack.enter_context(context)
 
 
 @contextlib.contextmanager
@@ -186,11 +186,11 @@ def listening(app: Service, **settings: Any) -> Iterator[int]:
 def opened(port: int, body: dict[str, Any], **headers: str) -> socket.socket:
     """Ask for a completion on a new connection, and return it unread."""
     content = json.dumps(body).encode()
-    found = socket.create_connection(("127.0.0.1", port))
+    connection = socket.create_connection(("127.0.0.1", port))
     fields = {"host": "localhost", "content-length": str(len(content)), **headers}
-    lines = [f"POST {COMPLETIONS} HTTP/1.1", *(f"{one}: {fields[one]}" for one in fields), "", ""]
-    found.sendall("\r\n".join(lines).encode() + content)
-    return found
+    lines = [f"POST {COMPLETIONS} HTTP/1.1", *(f"{key}: {fields[key]}" for key in fields), "", ""]
+    connection.sendall("\r\n".join(lines).encode() + content)
+    return connection
 
 
 def asks(port: int, body: dict[str, Any], **headers: str) -> tuple[int, str]:
@@ -198,9 +198,9 @@ def asks(port: int, body: dict[str, Any], **headers: str) -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     connection.request("POST", COMPLETIONS, json.dumps(body), headers)
     answer = connection.getresponse()
-    found = answer.status, answer.read().decode()
+    reply = answer.status, answer.read().decode()
     connection.close()
-    return found
+    return reply
 
 
 def check_error(body: Any, status: int) -> dict[str, Any]:

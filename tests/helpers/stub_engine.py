@@ -97,11 +97,11 @@ class StubEngine:
         places = torch.tensor([count % len(self._rows) for count in self._running.values()])
         public = self._rows[places]
         private = public.expand(MODELS, -1, -1)
-        alone = torch.tensor([prompt.public for prompt in self._running])
-        tokens = torch.empty(len(alone), dtype=torch.int64)
+        from_public = torch.tensor([prompt.public for prompt in self._running])
+        tokens = torch.empty(len(from_public), dtype=torch.int64)
         for here, mechanism, payer in (
-            (~alone, self.mechanism, self.accountant),
-            (alone, PublicOnly(), Accountant(1e-5)),
+            (~from_public, self.mechanism, self.accountant),
+            (from_public, PublicOnly(), Accountant(1e-5)),
         ):
             if here.any():
                 proposal = mechanism.propose(private[:, here], public[here], rng=self._rng)

@@ -65,11 +65,11 @@ def around(tokenizer: Any, *before: int, after: tuple[int, ...] = ()) -> Any:
 
 def own_loss(model: Any, ids: Sequence[int], first: int) -> float:
     """Return transformers' summed loss of the tokens from `first` on, each behind all before it."""
-    given = torch.tensor([ids])
-    labels = given.clone()
+    tokens = torch.tensor([ids])
+    labels = tokens.clone()
     labels[:, :first] = -100
     with torch.no_grad():
-        return (len(ids) - first) * float(model(input_ids=given, labels=labels).loss)
+        return (len(ids) - first) * float(model(input_ids=tokens, labels=labels).loss)
 
 
 def of_windows(

@@ -25,8 +25,8 @@ def trained() -> Path:
 def link_ensemble(folder: Path) -> Path:
     """Make a folder with the members, so that it has a register of its own; return it."""
     folder.mkdir()
-    for one in trained().iterdir():
-        (folder / one.name).symlink_to(one)
+    for path in trained().iterdir():
+        (folder / path.name).symlink_to(path)
     return folder
 
 

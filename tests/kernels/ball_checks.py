@@ -67,11 +67,11 @@ def check_weights(
     weights = array(weight)
     sound = (weights >= 0) & (weights <= 1)
     radius = np.array(radii)[:, None]
-    judged = weights_hold(oracle.Rows(private, public), weights, order, radius, close)
+    judged = weights_hold(oracle.RowPairs(private, public), weights, order, radius, close)
     for k, row in zip(*np.nonzero(~(sound & judged[0] & judged[1])), strict=True):
         if len(report.failures) >= ENOUGH:
             break
-        rows = oracle.Rows(private[row : row + 1], public[row : row + 1], exact=True)
+        rows = oracle.RowPairs(private[row : row + 1], public[row : row + 1], exact=True)
         exact = array(weight[k, row : row + 1], exact=True)
         held = sound[k, row], *weights_hold(rows, exact, order, radii[k], close)
         at = f"row {row} order {order} radius {radii[k]}: {weights[k, row]!r}"
@@ -80,7 +80,7 @@ def check_weights(
 
 
 def weights_hold(
-    rows: oracle.Rows, weight: Array, order: float, radius: Any, close: bool
+    rows: oracle.RowPairs, weight: Array, order: float, radius: Any, close: bool
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Tell which weights are feasible, and which are near the optimum, both beyond doubt."""
     inside, _ = rows.sides(weight, order, radius)

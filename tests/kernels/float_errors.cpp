@@ -44,9 +44,9 @@ static double worst_given_f(int n) {
   for (const float sign : {1.0f, -1.0f}) {
     for (std::uint32_t bits = first; bits + 8 <= last; bits += 8) {
       for (std::uint32_t k = 0; k < 8; ++k) {
-        const std::uint32_t own = bits + k;
+        const std::uint32_t pattern = bits + k;
         float f;
-        std::memcpy(&f, &own, sizeof f);
+        std::memcpy(&f, &pattern, sizeof f);
         f *= sign;
         const double exact = small_expm1(f * (0.69314718055994530942 / kOctave));
         const double truth = scale * exact + (scale - 1.0);
@@ -198,12 +198,12 @@ static std::pair<double, double> worst_neighbour(bool zero_out, double first, do
       return Logit{static_cast<float>(log_r + lse - public_lse), lse};
     };
     const Logit above = logit(size * far), below = logit(std::log1p(-std::expm1(size * far)));
-    const Logit own = logit(first * uniform(random));
+    const Logit left_out = logit(first * uniform(random));
     float deviations[kModels];
     double total = 0.0, largest = -1.0;
     long double exact = 0.0L, sizes = 0.0L;
     for (int i = 0; i < kModels; ++i) {
-      const Logit& of = i == 0 ? own : i % 2 == 1 ? above : below;
+      const Logit& of = i == 0 ? left_out : i % 2 == 1 ? above : below;
       deviations[i] = of.computed(public_lse, weight);
       largest = std::fmax(largest, deviations[i]);
       exact += weight * of.excess(public_lse), sizes += fabsl(weight * of.excess(public_lse));
@@ -220,7 +220,7 @@ static std::pair<double, double> worst_neighbour(bool zero_out, double first, do
     const auto scaled = static_cast<float>(of.middle * of.factor);
     const float found = vfma(-deviations[0], static_cast<float>(of.factor), scaled);
     const long double mean = exact / kModels, factor = 1.0L / (all.divisor * (1.0L + mean));
-    const long double middle = zero_out ? 0.0L : mean, delta = weight * own.excess(public_lse);
+    const long double middle = zero_out ? 0.0L : mean, delta = weight * left_out.excess(public_lse);
     const long double x = (middle - delta) * factor, spread = sizes / kModels;
     const double allowed =
         (kOwn * fabsl(x) + kMean * spread / (1.0L + mean) * fabsl(x) +
@@ -272,9 +272,9 @@ static void print_of_losses() {
       }
     }
   }
-  const auto [own, own_listed] = worst_neighbour(true, 3.0, 1e-4);
+  const auto [far, far_listed] = worst_neighbour(true, 3.0, 1e-4);
   const auto [common, common_listed] = worst_neighbour(false, 1e-6, 0.6);
-  std::printf("%g %g %g %g %g %g %.12g\n", own, own_listed, common, common_listed, moved, powered,
+  std::printf("%g %g %g %g %g %g %.12g\n", far, far_listed, common, common_listed, moved, powered,
               slope_share);
 }
 

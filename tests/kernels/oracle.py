@@ -71,7 +71,7 @@ def log_sum_exp(values: Array) -> Array:
         return np.where(top == INF, INF, shift + log(exp(values - shift[..., None]).sum(-1)))
 
 
-class Rows:
+class RowPairs:
     """Pairs of rows (M, V); weights are (..., M), any leading axes."""
 
     def __init__(self, private: Tensor, public: Tensor, exact: bool = False) -> None:

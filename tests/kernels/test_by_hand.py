@@ -28,7 +28,7 @@ def test_single_precision_stays_below_the_optimum_by_what_it_may_cost() -> None:
     its loss.
     """
     private, public = plans.logits(5, 7, 1, 17, 1.0, 1.0)
-    rows = oracle.Rows(private[:, 0], public, exact=True)
+    rows = oracle.RowPairs(private[:, 0], public, exact=True)
     for order in (2.0, 2.5):
         result = adapmixed_ext.project(private, public, order=order, radius=0.03)
         more = oracle.array(result.weight[:, 0], exact=True) / (1 - (20 + 20 / 2) * 2.0**-24)

@@ -10,7 +10,7 @@ import torch
 import workload
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from workload import Inputs
+from workload import Batch
 
 import adapmixed_ext
 from adapmixed_ext.inputs import likeliest
@@ -92,7 +92,7 @@ def test_the_operators_take_fakes_of_a_gpu(name: str) -> None:
     """Shapes, dtypes and strides match the results on a CPU, and the device is the GPU."""
     x = workload.make(21, 3, 2, 17, torch.bfloat16, top_k=4)
     with FakeTensorMode():
-        fakes = workload.OPERATIONS[name](Inputs(*map(_on_cuda, x)))
+        fakes = workload.OPERATIONS[name](Batch(*map(_on_cuda, x)))
     for fake, real in zip(fakes, workload.OPERATIONS[name](x), strict=True):
         assert isinstance(fake, FakeTensor) and fake.device == torch.device("cuda:0")
         assert (fake.shape, fake.dtype) == (real.shape, real.dtype)

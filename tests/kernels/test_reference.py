@@ -35,14 +35,14 @@ SMALL = [call for call in map(fuzzed.fuzzed, range(400)) if call[0].private.nume
 
 def computed(
     case: Case, plan: Plan, weight: Tensor, exact: bool
-) -> tuple[list[oracle.Array], oracle.Rows, oracle.Pool]:
+) -> tuple[list[oracle.Array], oracle.RowPairs, oracle.Pool]:
     """Return a loss and a divergence, the first pair of rows, and the pool of one position."""
     private, public = case.private, case.public
     mixtures = oracle.Mixtures.of_weights(private, public, weight, exact=exact)
     losses = mixtures.losses([0], plan.orders[:1], plan.adjacencies[0])
     p, q = oracle.softmax(private[0], exact), oracle.softmax(public, exact)
     divergence = oracle.one_way(p, q, plan.orders[:1])
-    rows, pool = oracle.Rows(private[0], public, exact), plan.pools[0]
+    rows, pool = oracle.RowPairs(private[0], public, exact), plan.pools[0]
     return [losses, divergence], rows, oracle.Pool(private, public, pool, exact=exact)
 
 
@@ -117,7 +117,7 @@ PAIRS = [
 def test_project_is_the_optimum(case: Case) -> None:
     """The weight is feasible; a larger one is not."""
     private, public = case.private[-1, -1:], case.public[-1:]
-    rows, step = oracle.Rows(private, public, exact=True), mpf(1e-8)
+    rows, step = oracle.RowPairs(private, public, exact=True), mpf(1e-8)
     for order, radius in PAIRS:
         weight = reference.project(case.private, case.public, order=order, radius=radius)
         assert weight.shape == case.private.shape[:2]

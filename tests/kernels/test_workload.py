@@ -17,7 +17,7 @@ import pytest
 import torch
 import workload
 from torch import Tensor
-from workload import Inputs
+from workload import Batch
 
 import adapmixed_ext
 from adapmixed_ext import _C
@@ -122,7 +122,7 @@ def test_autocast_and_inference_mode_have_no_effect() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert workload.same(workload.everything(x), plain)
     with torch.inference_mode():
-        assert workload.same(workload.everything(Inputs(*(t.clone() for t in x))), plain)
+        assert workload.same(workload.everything(Batch(*(t.clone() for t in x))), plain)
 
 
 def test_instruction_sets_are_known_by_name(isa: str) -> None:
@@ -194,8 +194,8 @@ def test_strides_do_not_matter_and_no_argument_is_changed(
 ) -> None:
     x = workload.make(5, 4, 3, 133).to(device)
     strided = x._replace(private=how(x.private), public=how(x.public))
-    dense = Inputs(*(t.clone(memory_format=torch.contiguous_format) for t in strided))
-    kept = Inputs(*(t.clone() for t in dense))
+    dense = Batch(*(t.clone(memory_format=torch.contiguous_format) for t in strided))
+    kept = Batch(*(t.clone() for t in dense))
     assert workload.same(workload.run(name, strided), workload.run(name, dense))
     assert workload.same(dense, kept) and workload.same(strided, kept)
 
@@ -203,7 +203,7 @@ def test_strides_do_not_matter_and_no_argument_is_changed(
 @pytest.mark.parametrize("name", workload.NAMES)
 def test_an_empty_batch(name: str, device: torch.device) -> None:
     inputs = workload.make(6, 3, 1, 5, top_k=2).to(device)
-    none = Inputs(inputs.private[:, :0], *(t[:0] for t in inputs[1:4]), inputs.active[:, :0])
+    none = Batch(inputs.private[:, :0], *(t[:0] for t in inputs[1:4]), inputs.active[:, :0])
     for whole, empty in zip(workload.run(name, inputs), workload.run(name, none), strict=True):
         assert empty.dtype == whole.dtype
         assert empty.shape == whole.shape or empty.numel() == 0 and empty.dim() == whole.dim()

@@ -27,7 +27,7 @@ def _instruction_sets() -> list[str]:
 ISAS = _instruction_sets()  # of this machine
 
 
-class Inputs(NamedTuple):
+class Batch(NamedTuple):
     """Logits (N, B, V) and (B, V), noise (B, k), targets (B,), and active members (N, B)."""
 
     private: Tensor
@@ -36,18 +36,18 @@ class Inputs(NamedTuple):
     targets: Tensor
     active: Tensor
 
-    def to(self, device: torch.device | str) -> Inputs:
-        return Inputs(*(tensor.to(device) for tensor in self))
+    def to(self, device: torch.device | str) -> Batch:
+        return Batch(*(tensor.to(device) for tensor in self))
 
-    def position(self, b: int) -> Inputs:
+    def position(self, b: int) -> Batch:
         """Return the inputs of one position."""
         at = slice(b, b + 1)
-        return Inputs(
+        return Batch(
             self.private[:, at], self.public[at], self.noise[at], self.targets[at],
             self.active[:, at].contiguous(),
         )  # fmt: skip
 
-    def take(self, other: Inputs) -> None:
+    def take(self, other: Batch) -> None:
         """Copy the other's values into these tensors, whose addresses stay."""
         for tensor, value in zip(self, other, strict=True):
             tensor.copy_(value)
@@ -56,7 +56,7 @@ class Inputs(NamedTuple):
 def make(
     seed: int, models: int = 5, positions: int = 3, vocab: int = 1003,
     dtype: torch.dtype = torch.float32, top_k: int = 20,
-) -> Inputs:  # fmt: skip
+) -> Batch:  # fmt: skip
     """Return inputs on the CPU, with a few masked tokens and one model far from the others."""
     private, public = plans.logits(seed, models, positions, vocab, 3.0, 0.6)
     generator = torch.Generator().manual_seed(seed)
@@ -65,10 +65,10 @@ def make(
     noise = 0.01 * torch.randn(positions, top_k, generator=generator, dtype=torch.float64)
     targets = torch.randint(vocab, (positions,), generator=generator)
     active = torch.rand(models, positions, generator=generator) < 0.8
-    return Inputs(private.to(dtype), public.to(dtype), noise, targets, active)
+    return Batch(private.to(dtype), public.to(dtype), noise, targets, active)
 
 
-def project(x: Inputs, order: float = 18.0, radius: float = 3.6) -> Projection:
+def project(x: Batch, order: float = 18.0, radius: float = 3.6) -> Projection:
     return adapmixed_ext.project(x.private, x.public, order=order, radius=radius)
 
 
@@ -81,13 +81,13 @@ def parts(*results: Any) -> tuple[Tensor, ...]:
     return tuple(part for group in groups for part in group if isinstance(part, Tensor))
 
 
-def _project(x: Inputs) -> tuple[Tensor, ...]:
+def _project(x: Batch) -> tuple[Tensor, ...]:
     # A large target, a small one with an integer order, and one that needs double precision.
     settings = ((18.0, 3.6), (3.0, 0.03), (2.5, 0.4))
     return parts(*(project(x, *setting) for setting in settings))
 
 
-def _leave_one_out(x: Inputs) -> tuple[Tensor, ...]:
+def _leave_one_out(x: Batch) -> tuple[Tensor, ...]:
     projection = project(x)
     slots = len(x.private) + 45
     loss = adapmixed_ext.leave_one_out
@@ -98,7 +98,7 @@ def _leave_one_out(x: Inputs) -> tuple[Tensor, ...]:
     )
 
 
-def many_orders(x: Inputs) -> tuple[Tensor, ...]:
+def many_orders(x: Batch) -> tuple[Tensor, ...]:
     """Return losses at 8 orders: the sums of some positions fill the workspace."""
     orders = [1.0 + 0.5 * k for k in range(1, 9)]
     return (adapmixed_ext.leave_one_out(x.private, x.public, project(x), orders=orders),)
@@ -111,15 +111,15 @@ def in_groups(models: int, positions: int, vocab: int) -> bool:
     return bool(single < all_of_them == more)
 
 
-def _mixture(x: Inputs) -> tuple[Tensor, ...]:
+def _mixture(x: Batch) -> tuple[Tensor, ...]:
     return (adapmixed_ext.mixture(x.private, x.public, project(x)),)
 
 
-def _log_prob(x: Inputs) -> tuple[Tensor, ...]:
+def _log_prob(x: Batch) -> tuple[Tensor, ...]:
     return (adapmixed_ext.log_prob(x.private, x.public, project(x), x.targets),)
 
 
-def _log_pool(x: Inputs) -> tuple[Tensor, ...]:
+def _log_pool(x: Batch) -> tuple[Tensor, ...]:
     box: dict[str, Any] = {
         "lower": -0.25, "upper": 1.0, "num_models": len(x.private) + 2, "active": x.active,
     }  # fmt: skip
@@ -128,7 +128,7 @@ def _log_pool(x: Inputs) -> tuple[Tensor, ...]:
     return parts(pool, p, adapmixed_ext.log_prob(x.private, x.public, pool, x.targets))
 
 
-def _clip_project(x: Inputs) -> tuple[Tensor, ...]:
+def _clip_project(x: Batch) -> tuple[Tensor, ...]:
     """Run clip_project and all that takes its result: mixtures, and losses in double precision."""
     logits = x.private, x.public
     slots = len(x.private) + 2
@@ -146,18 +146,18 @@ def _clip_project(x: Inputs) -> tuple[Tensor, ...]:
     return parts(*results)
 
 
-def _screen(x: Inputs) -> tuple[Tensor, ...]:
+def _screen(x: Batch) -> tuple[Tensor, ...]:
     return parts(adapmixed_ext.screen(
         x.private, x.public, x.noise, weight=0.1, order=18.0, threshold=0.5,
         top_k=x.noise.shape[1], active=x.active,
     ))  # fmt: skip
 
 
-def _renyi_divergence(x: Inputs) -> tuple[Tensor, ...]:
+def _renyi_divergence(x: Batch) -> tuple[Tensor, ...]:
     return adapmixed_ext.renyi_divergence(x.private, x.public, [1.01, 1.5, 18.0, 64.0])
 
 
-Operation = Callable[[Inputs], tuple[Tensor, ...]]
+Operation = Callable[[Batch], tuple[Tensor, ...]]
 
 # All operators that do not draw, which a graph can capture; test_workload.py checks that none is
 # left out.
@@ -175,7 +175,7 @@ OPERATIONS: dict[str, Operation] = {
 NAMES = (*OPERATIONS, "draws")
 
 
-def draws(x: Inputs, seed: int) -> tuple[Tensor, ...]:
+def draws(x: Batch, seed: int) -> tuple[Tensor, ...]:
     """Run both operators that draw."""
     rng = Source(seed)
     noise = adapmixed_ext.gaussian((17, 59), sigma=0.7, rng=rng, device=x.public.device)
@@ -183,12 +183,12 @@ def draws(x: Inputs, seed: int) -> tuple[Tensor, ...]:
     return noise, tokens
 
 
-def run(name: str, x: Inputs) -> tuple[Tensor, ...]:
+def run(name: str, x: Batch) -> tuple[Tensor, ...]:
     """Run one of NAMES."""
     return draws(x, 1) if name == "draws" else OPERATIONS[name](x)
 
 
-def everything(x: Inputs) -> tuple[Tensor, ...]:
+def everything(x: Batch) -> tuple[Tensor, ...]:
     return tuple(result for name in NAMES for result in run(name, x))
 
 

@@ -57,7 +57,7 @@ def charged(mechanism: Mechanism, grid: str) -> Any:
 def widest(mechanism: InvisibleInk, grid: str, adjacency: str) -> float:
     """Return the largest range of log p/p'."""
     ratios = [here - there for here, there in pairs(mechanism, grid, adjacency)]
-    return max(float((one.amax(1) - one.amin(1)).max()) for one in ratios)
+    return max(float((ratio.amax(1) - ratio.amin(1)).max()) for ratio in ratios)
 
 
 @every_grid
@@ -70,11 +70,11 @@ def test_the_range_of_invisible_ink(mechanism: InvisibleInk, grid: str, adjacenc
     stated, models = answer_range(*of), GRIDS[grid][1]
     ratio = 2 * mechanism.clip / (models * mechanism.temperature)
     assert stated == pytest.approx(ratio * (2 if adjacency == "replace_one" else 1), rel=1e-8)
-    found = widest(mechanism, grid, adjacency)
+    width = widest(mechanism, grid, adjacency)
     # A tail's token differs from the others in float32; what is charged is the column.
-    assert found <= stated + (1e-6 if grid in ("tail", "active") else 1e-13)
+    assert width <= stated + (1e-6 if grid in ("tail", "active") else 1e-13)
     if grid == "V3-N2" and 0 < mechanism.clip < 1:  # wide rows, in which it is attained
-        assert found >= 0.99 * stated
+        assert width >= 0.99 * stated
         broken = replace(mechanism, clip=1.01 * mechanism.clip)  # a planted fault
         assert widest(broken, grid, adjacency) > stated
 
@@ -87,8 +87,8 @@ def test_the_formula_and_the_papers_cost() -> None:
     mechanism = InvisibleInk(0.8, 1.7)
     difference = (private.double() - public.double()).clamp(-0.8, 0.8).nan_to_num(0.0)
     expected = ((public.double() + difference.mean(0)) / 1.7).log_softmax(-1)
-    found = log_probs(mechanism, private, public)
-    torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-11)
+    result = log_probs(mechanism, private, public)
+    torch.testing.assert_close(result, expected, rtol=0.0, atol=1e-11)
     # The package `invink` 0.1.0 charges this; the accountant's composition is never above it.
     rho = 0.5 * (0.8 / (40 * 1.7)) ** 2
     for queries in (1, 100, 5000):
@@ -125,8 +125,8 @@ def moved(grid: str, adjacency: str, top_k: int) -> float:
     private, public, rows, active = everything(grid)
     here = vectors(private, public, active, top_k)
     others = neighbours(private, public, adjacency, rows)
-    found = [(vectors(other, public, active, top_k) - here).norm(dim=1).max() for other in others]
-    return float(max(found)) * len(private) / math.sqrt(2)
+    norms = [(vectors(other, public, active, top_k) - here).norm(dim=1).max() for other in others]
+    return float(max(norms)) * len(private) / math.sqrt(2)
 
 
 @pytest.mark.parametrize("grid", GRIDS)
@@ -135,17 +135,17 @@ def moved(grid: str, adjacency: str, top_k: int) -> float:
 def test_the_mean_moves_by_at_most_the_stated_sensitivity(
     grid: str, adjacency: str, top_k: int
 ) -> None:
-    found = moved(grid, adjacency, top_k)
-    assert found <= 1 + 1e-11
-    assert found > 0.9 or grid != "V2-N1" or top_k == 1
+    shift = moved(grid, adjacency, top_k)
+    assert shift <= 1 + 1e-11
+    assert shift > 0.9 or grid != "V2-N1" or top_k == 1
 
 
 def test_a_mean_scaled_before_the_noise_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = baselines._mean_on
 
     def scaled(*arguments: Any) -> Tensor:
-        found = plain(*arguments)
-        return found / found.sum(-1, keepdim=True)
+        mean = plain(*arguments)
+        return mean / mean.sum(-1, keepdim=True)
 
     assert moved("V3-N2", "replace_one", 2) <= 1
     monkeypatch.setattr(baselines, "_mean_on", scaled)
@@ -196,7 +196,7 @@ def test_the_answer_is_the_clamped_noisy_vector(
     noise = torch.tensor([0.3, -2.0, 0.01])
     monkeypatch.setattr(ops, "gaussian", lambda *_, **__: noise.double())
     private, public = logits(5)
-    p, q = (one.double().softmax(-1) for one in (private, public))
+    p, q = (rows.double().softmax(-1) for rows in (private, public))
     top = public.topk(3).indices.sort(-1).values  # in the order of tokens
     noisy = (p.mean(0).gather(1, top) + noise).clamp(min=0)
     expected = (1 - weight) * q
@@ -206,9 +206,9 @@ def test_the_answer_is_the_clamped_noisy_vector(
         log_probs(mechanism, private, public).exp(), expected, rtol=1e-12, atol=1e-300
     )
     noise = torch.full((3,), -2.0)  # nothing is left
-    found = log_probs(NoisyAggregation(0.5, top_k=3), private, public).exp()
+    result = log_probs(NoisyAggregation(0.5, top_k=3), private, public).exp()
     kept = torch.zeros_like(q).scatter(1, top, q.gather(1, top))
-    torch.testing.assert_close(found, kept / kept.sum(1, keepdim=True), rtol=1e-12, atol=0.0)
+    torch.testing.assert_close(result, kept / kept.sum(1, keepdim=True), rtol=1e-12, atol=0.0)
 
 
 def test_the_tokens_that_can_be_drawn_are_public(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def test_the_tokens_that_can_be_drawn_are_public(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ops, "gaussian", lambda *_, **__: torch.ones(5).double())
     for rows in (private, -9 * private, public.expand(3, -1, -1)):
         supports.append(log_probs(mechanism, rows.contiguous(), public) > -math.inf)
-    assert all(torch.equal(one, public > -math.inf) for one in supports)
+    assert all(torch.equal(support, public > -math.inf) for support in supports)
 
 
 # SubMix's program, whose neighbours lose more than is charged
@@ -269,9 +269,9 @@ def test_every_setting_keeps_to_its_epsilon() -> None:
     generator = torch.Generator().manual_seed(1)
     public = torch.randn(QUERIES, VOCAB, generator=generator)
     private = 3 * torch.randn(MODELS, QUERIES, VOCAB, generator=generator)
-    found = methods([0.5, 4.0], DELTA, MODELS, QUERIES)
-    assert list(found)[:2] == ["public", "unprotected"] and len(found) == 15
-    for name, mechanism in found.items():
+    mechanisms = methods([0.5, 4.0], DELTA, MODELS, QUERIES)
+    assert list(mechanisms)[:2] == ["public", "unprotected"] and len(mechanisms) == 15
+    for name, mechanism in mechanisms.items():
         accountant = Accountant(DELTA)
         accountant.charge(mechanism.propose(private, public, rng=SeededRandom(0)))
         guarantee = accountant.guarantee()
@@ -286,9 +286,9 @@ def test_a_member_within_the_ball_keeps_its_whole_distribution() -> None:
     """So AdaPMixED is not handicapped by weights of 0 where no projection is needed."""
     public = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(2))
     private = torch.stack([public, public + 1e-3, public + 1e-3 * torch.arange(VOCAB)])
-    found = methods([1.0], DELTA, 3, 5)
+    mechanisms = methods([1.0], DELTA, 3, 5)
     for name in ("adapmixed, ≤ 1", "pmixed, ≤ 1"):
-        ticket = found[name].propose(private, public, rng=SeededRandom(0))
+        ticket = mechanisms[name].propose(private, public, rng=SeededRandom(0))
         assert bool((ticket._proposed.projection.weight == 1).all())  # type: ignore[union-attr]
 
 
@@ -312,7 +312,7 @@ def test_the_command_prints_a_table_and_writes_a_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text, figure = tmp_path / "text.txt", tmp_path / "compare.svg"
-    text.write_text("\n\n".join(one.text for one in held_out_documents()[:20]), encoding="utf-8")
+    text.write_text("\n\n".join(doc.text for doc in held_out_documents()[:20]), encoding="utf-8")
     command = ["compare", "--base", str(demo_base()), "--ensemble", str(DEMO_ENSEMBLE)]
     command += ["--text", str(text), "--epsilon", "2", "--seed", "1", "--out", str(figure)]
     command += ["--dp-adapter", *dp_adapters(tmp_path)]

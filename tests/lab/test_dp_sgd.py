@@ -121,9 +121,9 @@ def test_gradients_are_those_of_single_records(base: Any, family: str) -> None:
     for index, parameter in enumerate(gradients(model, inputs, labels)):
         assert parameter.grad_sample.shape == (5, *parameter.shape)
         for row in range(5):
-            one = expected[row][index]
-            assert float(one.abs().max()) > 0
-            torch.testing.assert_close(parameter.grad_sample[row], one, rtol=1e-3, atol=1e-5)
+            gradient = expected[row][index]
+            assert float(gradient.abs().max()) > 0
+            torch.testing.assert_close(parameter.grad_sample[row], gradient, rtol=1e-3, atol=1e-5)
 
 
 def one_step(model: Any, rows: int, sigma: float, norm: float) -> torch.Tensor:
@@ -131,7 +131,7 @@ def one_step(model: Any, rows: int, sigma: float, norm: float) -> torch.Tensor:
     parameters = [p for p in model.parameters() if p.requires_grad]
     guarantee = replace(GUARANTEE, noise_multiplier=sigma, clipping_norm=norm)
     optimizer = dp_sgd._optimizer(torch.optim.SGD(parameters, lr=0.0), guarantee, 4)
-    gradients(model, *(one[:rows] for one in records(8)))
+    gradients(model, *(tensor[:rows] for tensor in records(8)))
     optimizer.step()
     return torch.cat([p.grad.flatten() for p in parameters])
 
@@ -187,7 +187,7 @@ def test_every_step_is_taken_and_the_base_is_left_alone(
     )
     sampled: list[tuple[int, float]] = []
     monkeypatch.setattr(
-        dp_sgd, "poisson_sample", lambda *given: sampled.append(given) or poisson_sample(*given)
+        dp_sgd, "poisson_sample", lambda *call: sampled.append(call) or poisson_sample(*call)
     )
     inputs, labels = records(8)
     steps: list[tuple[int, int]] = []
@@ -232,9 +232,9 @@ def test_the_adapter_is_ordinary_and_says_what_it_promises(
 def test_epsilon_agrees_with_another_accountant() -> None:
     """The PLD accountant of dp-accounting is another program with another discretisation."""
     config = FinetuneConfig(batch_size=12, epochs=2, block_size=T)
-    found = plan_noise(PrivacyTarget(2.0, 1e-4, clipping_norm=0.5), 60, config, "line")
-    sigma, epsilon = found.noise_multiplier, found.epsilon
-    assert found == AdapterGuarantee(epsilon, 1e-4, sigma, 0.2, 10, 0.5, T, "line", None, "prv")
+    plan = plan_noise(PrivacyTarget(2.0, 1e-4, clipping_norm=0.5), 60, config, "line")
+    sigma, epsilon = plan.noise_multiplier, plan.epsilon
+    assert plan == AdapterGuarantee(epsilon, 1e-4, sigma, 0.2, 10, 0.5, T, "line", None, "prv")
     step = dp_event.PoissonSampledDpEvent(0.2, dp_event.GaussianDpEvent(sigma))
     other = PLDAccountant(value_discretization_interval=1e-3)
     other.compose(dp_event.SelfComposedDpEvent(step, 10))
@@ -243,10 +243,10 @@ def test_epsilon_agrees_with_another_accountant() -> None:
 
 def test_the_statement_of_whole_identifiers() -> None:
     arguments = (1.23456, 1e-5, 1.0, 0.1, 10, 1.0, 512, "document (file)")
-    one, all_of_them = (AdapterGuarantee(*arguments, blocks, "prv") for blocks in (1, None))
-    assert "ε = 1.2346 at δ = 1e-05 for one whole name in the corpus (document (file))" in str(one)
-    assert "NOT" not in str(one) and "NOT for a whole user" in str(all_of_them)
-    assert "of which at most 3 blocks" in str(replace(one, blocks_per_identifier=3))
+    unit, all_of_them = (AdapterGuarantee(*arguments, blocks, "prv") for blocks in (1, None))
+    assert "ε = 1.2346 at δ = 1e-05 for one whole name in the corpus (document (file))" in str(unit)
+    assert "NOT" not in str(unit) and "NOT for a whole user" in str(all_of_them)
+    assert "of which at most 3 blocks" in str(replace(unit, blocks_per_identifier=3))
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_epsilon_of_a_group_in_one_step(sigma: float, rate: float, records: int)
     pair = with_group, norm.pdf(x, 0.0, sigma)
 
     def delta(epsilon: float) -> float:
-        rests = (one - math.exp(epsilon) * other for one, other in (pair, pair[::-1]))
+        rests = (density - math.exp(epsilon) * other for density, other in (pair, pair[::-1]))
         return max(float(np.maximum(rest, 0).sum()) * width for rest in rests)
 
     epsilon = group_epsilon(sigma, rate, 1, records, 1e-5)
@@ -274,11 +274,11 @@ def test_epsilon_of_a_group_over_steps() -> None:
     assert group_epsilon(30.0, 1.0, 25, 6, 1e-6) == exact
     target = PrivacyTarget(2.0, 1e-5, blocks_per_identifier=6)
     config = FinetuneConfig(batch_size=20, epochs=3)
-    found, full = (plan_noise(target, records, config, "line") for records in (100, 20))
-    assert (found.sample_rate, found.steps, found.accountant) == (0.2, 15, "pld")
+    plan, full = (plan_noise(target, records, config, "line") for records in (100, 20))
+    assert (plan.sample_rate, plan.steps, plan.accountant) == (0.2, 15, "pld")
     assert (full.sample_rate, full.steps, full.accountant) == (1.0, 3, "gdp")
-    assert found.blocks_per_identifier == 6 and 1.98 < found.epsilon <= 2.0
-    assert found.epsilon == group_epsilon(found.noise_multiplier, 0.2, 15, 6, 1e-5, grid=2e-3)
+    assert plan.blocks_per_identifier == 6 and 1.98 < plan.epsilon <= 2.0
+    assert plan.epsilon == group_epsilon(plan.noise_multiplier, 0.2, 15, 6, 1e-5, grid=2e-3)
 
 
 def test_refusals() -> None:

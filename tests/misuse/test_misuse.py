@@ -114,9 +114,9 @@ def test_options_of_the_command(command: str) -> None:
         option = f"--{name.replace('_', '-')}"
         if option == "--seed":  # allowed in tests and evaluation, never with a ledger
             continue
-        for given in ([f"{option}=1"], [option, "1"], [f"--{name}"]):
-            _, unknown = parser.parse_known_args([command, *MODELS, *what[command], *given])
-            assert unknown == given
+        for words in ([f"{option}=1"], [option, "1"], [f"--{name}"]):
+            _, unknown = parser.parse_known_args([command, *MODELS, *what[command], *words])
+            assert unknown == words
     with pytest.raises(SystemExit):
         main([command, *MODELS, *what[command], "--do-sample", "1"])
 
@@ -200,9 +200,9 @@ def test_a_public_model_of_other_files_is_refused(adapters: list[Path], tmp_path
         for part in parts:
             kept = part.read_bytes()
             part.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
-            for given in (base, object_of):
+            for public in (base, object_of):
                 with pytest.raises(ValueError, match=f"{DIFFERS} {part.name}$"):
-                    Ensemble.from_pretrained(given, folder)
+                    Ensemble.from_pretrained(public, folder)
             part.write_bytes(kept)
     (base / "merges.txt").write_text("#version: 0.2")
     with pytest.raises(ValueError, match=f"{DIFFERS} merges.txt$"):
@@ -462,8 +462,8 @@ def test_overlapping_shards_are_refused(tmp_path: Path) -> None:
         ((alice, bob), "each of the 3 members"),
         # A record that is not whole proves nothing.
         *(
-            ((alice, bob, one), "shards must be records .* another one for m2")
-            for one in (
+            ((alice, bob, record), "shards must be records .* another one for m2")
+            for record in (
                 {},
                 [],
                 {name: alice[name] for name in alice if name != "documents"},

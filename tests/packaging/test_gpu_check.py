@@ -55,19 +55,19 @@ class Checkout:
     def table(self, part: str) -> dict[str, str]:
         """Return each stage of a part with its result."""
         log = (self.results / f"pretended-{part}.log").read_text()
-        found = re.findall(
+        stages = re.findall(
             r"^(\S+) +(good|no end|FAILED \(\d+\)|not to be had \(\d+\)) +\d+$", log, re.M
         )
-        return dict(found)
+        return dict(stages)
 
 
 def runs_on_a_gpu(file: Path) -> bool:
     """Tell whether a test takes a fixture that is a GPU, too."""
     functions = [
-        one for one in ast.parse(file.read_text()).body if isinstance(one, ast.FunctionDef)
+        node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)
     ]
-    tests = [one for one in functions if one.name.startswith("test_")]
-    return any({"device", "path"} & {given.arg for given in one.args.args} for one in tests)
+    tests = [function for function in functions if function.name.startswith("test_")]
+    return any({"device", "path"} & {argument.arg for argument in test.args.args} for test in tests)
 
 
 def test_its_stages_and_their_order(tmp_path: Path) -> None:

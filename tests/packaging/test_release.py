@@ -74,12 +74,12 @@ def test_the_workflow_uploads_from_a_tag_alone() -> None:
 
 def test_every_package_is_in_the_wheel() -> None:
     """`packages` lists folders by hand, so a new one must be added."""
-    found = set()
+    packages = set()
     for package, folder in (
         ("adapmixed_ext", ROOT / "adapmixed_ext"),
         ("adapmixed", ROOT / "python" / "adapmixed"),
         ("adapmixed_lab", ROOT / "python" / "adapmixed_lab"),
     ):
         for init in folder.rglob("__init__.py"):
-            found.add(".".join((package, *init.parent.relative_to(folder).parts)))
-    assert found == set(PROJECT["tool"]["setuptools"]["packages"])
+            packages.add(".".join((package, *init.parent.relative_to(folder).parts)))
+    assert packages == set(PROJECT["tool"]["setuptools"]["packages"])

@@ -25,7 +25,7 @@ def trained(
     """Train four members for a few steps; return the options that name base and ensemble."""
     root = tmp_path_factory.mktemp("trained")
     sentences = " ".join(paragraphs).split(". ")
-    rows = [{"user": str(number % 12), "text": one} for number, one in enumerate(sentences)]
+    rows = [{"user": str(number % 12), "text": text} for number, text in enumerate(sentences)]
     (root / "corpus.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     models = ["--base", str(folder)]
     options = ["--corpus", str(root / "corpus.jsonl"), "--id-column", "user", "--models", "12"]

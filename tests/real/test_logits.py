@@ -76,10 +76,10 @@ def test_padded_batches_in_chunks_answer_as_single_passes(ensemble: Ensemble, id
     while decoder.unread:
         decoder.read(8)
     for step in range(NEW):
-        found = rows(*decoder.logits[:2])
+        logits = rows(*decoder.logits[:2])
         for row, length in enumerate(LENGTHS):
             close(whole[:, row, width - length :], singles[row][:, :length])
-            close(found[:, row], singles[row][:, length - 1 + step])
+            close(logits[:, row], singles[row][:, length - 1 + step])
         decoder.append(ids[0, torch.tensor(LENGTHS) + step])
 
 

@@ -31,13 +31,13 @@ def test_an_evaluation_is_transformers_own_loss(
     """Gemma's windows begin with BOS: without it this text has a perplexity of 194.7."""
     begin, measured = {"smollm2": ((), 19.13), "gemma3": ((2,), 13.4)}[folder.name]
     assert public.beginning == begin
-    (found,) = evaluate(
+    (result,) = evaluate(
         public, stream, {"public": PublicOnly()}, delta=1e-5, rng=SeededRandom(0), block=BLOCK,
         stride=stride,
     )  # fmt: skip
     expected, queries = of_windows(base, begin, stream, BLOCK, stride)
-    assert found.queries == queries and found.perplexity == pytest.approx(expected, rel=1e-4)
-    assert stride or found.perplexity == pytest.approx(measured, abs=0.05)
+    assert result.queries == queries and result.perplexity == pytest.approx(expected, rel=1e-4)
+    assert stride or result.perplexity == pytest.approx(measured, abs=0.05)
 
 
 CHOICES = [("The capital of France is", city) for city in (" Paris", " Rome", " London")]
@@ -57,14 +57,14 @@ def test_the_harness_gets_the_scores_of_its_own_backend(
     settings = {"device": "cpu", "add_bos_token": bool(public.beginning)}
     theirs = HFLM(base, tokenizer=public.tokenizer, backend="causal", **settings)
 
-    def asked(kind: str, *given: tuple[str, ...]) -> list[Instance]:
-        return [Instance(kind, {}, arguments, number) for number, arguments in enumerate(given)]
+    def asked(kind: str, *calls: tuple[str, ...]) -> list[Instance]:
+        return [Instance(kind, {}, arguments, number) for number, arguments in enumerate(calls)]
 
     choices = asked("loglikelihood", *CHOICES)
-    found, expected = ours.loglikelihood(choices), theirs.loglikelihood(choices)
-    assert [one[0] for one in found] == pytest.approx([one[0] for one in expected], rel=1e-3)
-    assert [one[1] for one in found] == [bool(one[1]) for one in expected]
-    assert found[0] == max(found[:3])  # Paris
+    scores, expected = ours.loglikelihood(choices), theirs.loglikelihood(choices)
+    assert [pair[0] for pair in scores] == pytest.approx([pair[0] for pair in expected], rel=1e-3)
+    assert [pair[1] for pair in scores] == [bool(pair[1]) for pair in expected]
+    assert scores[0] == max(scores[:3])  # Paris
     texts = asked("loglikelihood_rolling", *((text,) for text in paragraphs))
     # Its windows begin with BOS by themselves: it would score a second one.
     theirs.add_bos_token = False

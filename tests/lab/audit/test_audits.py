@@ -25,7 +25,7 @@ QUICK = ("bounds", "screening", "odometer")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in AUDITS]
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in AUDITS]
 )
 def test_an_audit_passes_and_comes_near_its_claims(name: str) -> None:
     findings = list(run([name], Effort(3.0 if name in QUICK else 1.0, 1)))
@@ -73,10 +73,10 @@ def test_a_probability_that_is_no_number_breaks_a_claim(
 ) -> None:
     distribution = search.distribution
 
-    def answers(*given: Any) -> search.Array:
-        found = distribution(*given)
-        found[0, 0] = math.nan
-        return found
+    def answers(*arguments: Any) -> search.Array:
+        probabilities = distribution(*arguments)
+        probabilities[0, 0] = math.nan
+        return probabilities
 
     monkeypatch.setattr(search, "distribution", answers)
     assert bounds.attack(bounds.targets()[number], 2, np.random.default_rng(0)) == math.inf

@@ -27,7 +27,7 @@ def test_the_leaves_are_a_distribution_and_no_shard_spends_more_than_it_has(aske
         for leaves in (here, there)
     )
     assert max(first for first, *_ in emptied.values()) < 1e-9
-    assert all(own[1:] == emptied[history][1:] for history, own in spent.items())
+    assert all(costs[1:] == emptied[history][1:] for history, costs in spent.items())
     assert len(set(spent.values())) > 3
     # One shape restricts the answers: only its tokens have a probability, in both worlds.
     kept = {history for history, (mass, _) in here.items() if mass > 0}
@@ -35,7 +35,7 @@ def test_the_leaves_are_a_distribution_and_no_shard_spends_more_than_it_has(aske
     assert 0 < len(kept) < len(here)
     # Some shard has run out somewhere: with a larger budget it would have spent more.
     free = replace(tree, amount=ENDLESS).leaves()
-    assert any(tuple(free[history][1].spent.tolist()) != own for history, own in spent.items())
+    assert any(tuple(free[history][1].spent.tolist()) != costs for history, costs in spent.items())
 
 
 def test_one_answer_by_hand() -> None:
@@ -58,24 +58,24 @@ def test_a_charge_that_is_too_small_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
     tree = replace(audit.POOLS[0], amount=0.05)
     assert tree.divergence() <= 1.0
     charged = clipped.individual_rho
-    monkeypatch.setattr(clipped, "individual_rho", lambda *given: 0.4 * charged(*given))
+    monkeypatch.setattr(clipped, "individual_rho", lambda *arguments: 0.4 * charged(*arguments))
     assert tree.divergence() > 1.0
 
 
 @pytest.mark.slow
 def test_an_accountant_that_lets_too_much_through_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     setting = audit.EXTREMAL[1]
-    found = ShardBudget.for_epsilon
+    for_epsilon = ShardBudget.for_epsilon
     with monkeypatch.context() as patch:  # a budget larger than its ε allows
 
-        def larger(*given: object) -> ShardBudget:
-            budget = found(*given)  # type: ignore[arg-type]
+        def larger(*arguments: object) -> ShardBudget:
+            budget = for_epsilon(*arguments)  # type: ignore[arg-type]
             return replace(budget, amount=1.3 * budget.amount)
 
         patch.setattr(ShardBudget, "for_epsilon", larger)
         assert audit._extremal_tree(*setting).divergence() > 1.2
     with monkeypatch.context() as patch:  # charges that are a fifth too small
-        patch.setattr(clipped, "charge_rounding", lambda *given: (-0.2, 0.0))
+        patch.setattr(clipped, "charge_rounding", lambda *_: (-0.2, 0.0))
         assert audit._extremal_tree(*setting).divergence() > 1.2
     with monkeypatch.context() as patch:  # what was spent before is forgotten
         admit = Account.admit

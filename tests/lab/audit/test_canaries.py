@@ -49,9 +49,9 @@ def test_a_booking_number_changes_nothing_but_itself() -> None:
 @pytest.mark.slow
 def test_an_adapter_depends_on_its_own_shard_alone_and_remembers_its_secret() -> None:
     members = planted()
-    alone = train([6])
-    assert torch.equal(alone.private[0], members.private[6])
-    assert torch.equal(alone.public, members.public)
+    single = train([6])
+    assert torch.equal(single.private[0], members.private[6])
+    assert torch.equal(single.public, members.public)
     assert members.private.shape == (SECRETS, len(members.public))
     # Its likeliest token beside the public row's is one that no other adapter prefers so.
     preferred = (members.private.softmax(1) / members.public.softmax(0)).argmax(1)

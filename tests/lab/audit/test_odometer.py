@@ -24,16 +24,16 @@ def test_one_answer_by_hand() -> None:
     """P, Q, D_3 both ways and ε are written out for two tokens and one model inside its ball."""
     ball = AdaPMixED(3.0, 5.0, screen=None, adjacency="add_remove")
     queries = torch.tensor([[[2.0, 0.0]]]), torch.tensor([[-2.0, 0.0]])
-    one = Odometer(ball, *queries, 0.05, (1.0,))
+    odometer = Odometer(ball, *queries, 0.05, (1.0,))
     p, q = torch.tensor([2.0, 0.0]).softmax(0).double(), torch.tensor([-2.0, 0.0]).softmax(0)
     q = q.double()
     loss = max(math.log(float((a**3 / b**2).sum())) / 2 for a, b in ((p, q), (q, p)))
     cost = loss + math.log(2 / 3) - (math.log(0.05) + math.log(3)) / 2
-    ((here, there, epsilon),) = one.branches()
+    ((here, there, epsilon),) = odometer.branches()
     assert here == pytest.approx(p.tolist(), rel=1e-6)
     assert there == pytest.approx(q.tolist(), rel=1e-6)
     assert cost <= epsilon.min() == epsilon.max() <= cost * (1 + 2e-5)
-    assert one.measured() == pytest.approx(max(0, float(p[0] - math.exp(cost) * q[0])))
+    assert odometer.measured() == pytest.approx(max(0, float(p[0] - math.exp(cost) * q[0])))
 
 
 @pytest.mark.parametrize(("models", "vocab", "depth"), [(1, 2, 4), (2, 3, 3), (3, 2, 2)])
@@ -42,10 +42,10 @@ def test_branches_are_distributions(models: int, vocab: int, depth: int, adjacen
     nodes, draw = sum(vocab**level for level in range(depth)), np.random.default_rng(1)
     public, *private = torch.from_numpy(draw.normal(size=(models + 1, nodes, vocab))).float()
     ball = AdaPMixED(3.0, 0.5, screen=None, adjacency=adjacency)
-    found = [*Odometer(ball, torch.stack(private), public, 0.05, (1.0,) * depth).branches()]
-    assert len(found) == models and {one.shape for one in found[0]} == {(vocab**depth,)}
-    assert len({q.tobytes() for _, q, _ in found}) == models  # each lacks another member
-    for p, q, epsilon in found:
+    branches = [*Odometer(ball, torch.stack(private), public, 0.05, (1.0,) * depth).branches()]
+    assert len(branches) == models and {array.shape for array in branches[0]} == {(vocab**depth,)}
+    assert len({q.tobytes() for _, q, _ in branches}) == models  # each lacks another member
+    for p, q, epsilon in branches:
         assert (p.sum(), q.sum()) == pytest.approx((1, 1), rel=1e-12)
         # ε is known before the last token is drawn, and differs from branch to branch.
         epsilons = epsilon.reshape(-1, vocab)
@@ -78,7 +78,7 @@ def test_an_accountant_that_states_too_little_is_broken(monkeypatch: pytest.Monk
         assert here.measured() > DELTA
     conversion = "adapmixed.privacy.guarantee.c_alpha"
     with monkeypatch.context() as patch:  # docs/how-to/audit.md: 1e-5 too small
-        patch.setattr(conversion, lambda *given: c_alpha(*given) - 1e-5)
+        patch.setattr(conversion, lambda *arguments: c_alpha(*arguments) - 1e-5)
         assert here.measured() > DELTA
     with monkeypatch.context() as patch:  # the whole δ for each order
         patch.setattr(conversion, lambda order, delta: c_alpha(order, 2 * delta))
@@ -95,7 +95,7 @@ def test_an_accountant_that_states_too_little_is_broken(monkeypatch: pytest.Monk
 
 def test_losses_that_are_too_small_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     losses = paper.ops.leave_one_out
-    found = [audit.EXTREMAL[k][1](delta=DELTA) for k in (3, 4, 5)]
+    odometers = [audit.EXTREMAL[k][1](delta=DELTA) for k in (3, 4, 5)]
     monkeypatch.setattr(paper.ops, "leave_one_out", lambda *a, **b: 0.95 * losses(*a, **b))
-    for here in found:
+    for here in odometers:
         assert here.measured() > DELTA

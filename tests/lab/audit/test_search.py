@@ -41,9 +41,9 @@ def test_least_epsilon_exceeds_the_truth_as_rarely_as_stated(
 ) -> None:
     generator, draws, true = np.random.default_rng(1), 2000, math.log((p - delta) / q)
     hits = zip(generator.binomial(draws, p, 800), generator.binomial(draws, q, 800), strict=True)
-    found = [least_epsilon((int(a), draws), (int(b), draws), delta, 0.9) for a, b in hits]
-    assert np.mean(np.array(found) > true) <= 0.1
-    assert np.mean(found) > 0.25 * true
+    epsilons = [least_epsilon((int(a), draws), (int(b), draws), delta, 0.9) for a, b in hits]
+    assert np.mean(np.array(epsilons) > true) <= 0.1
+    assert np.mean(epsilons) > 0.25 * true
     assert least_epsilon((5, 100), (90, 100), delta) == 0.0
 
 
@@ -97,9 +97,9 @@ def test_one_run_covers_and_is_tight_for_randomised_response(delta: float) -> No
     """A coin is revealed with probability δ, else told rightly with probability e/(1 + e)."""
     generator, coins = np.random.default_rng(2), 5000
     accuracy = delta + (1 - delta) * math.e / (1 + math.e)
-    found = [
+    epsilons = [
         one_run_epsilon(coins, coins, int(right), delta, 0.9)
         for right in generator.binomial(coins, accuracy, 60)
     ]
-    assert np.mean(np.array(found) > 1.0) <= 0.2  # 0.1 plus 2.6 standard deviations of 60 trials
-    assert 0.9 < np.mean(found) < 1.0
+    assert np.mean(np.array(epsilons) > 1.0) <= 0.2  # 0.1 plus 2.6 standard deviations of 60 trials
+    assert 0.9 < np.mean(epsilons) < 1.0

@@ -20,20 +20,20 @@ KEY = bytes(range(32))
 
 
 @pytest.fixture
-def found(tmp_path: Path) -> Synthesis:
+def run(tmp_path: Path) -> Synthesis:
     return synthesis.synthesis(tmp_path / "run", KEY, {name: f"of {name}" for name in NAMES})
 
 
-def test_a_law_is_that_of_whole_texts(found: Synthesis) -> None:
-    opening = found.ensemble.opening
-    for records, law in zip(found.batches.slots, synthesis.laws(found), strict=True):
+def test_a_law_is_that_of_whole_texts(run: Synthesis) -> None:
+    opening = run.ensemble.opening
+    for records, law in zip(run.batches.slots, synthesis.laws(run), strict=True):
         assert sum(law.values()) == pytest.approx(1.0) and len(law) > 2 ** (TOKENS - 1)
-        private, public = found.ensemble.filled(records).logits(
+        private, public = run.ensemble.filled(records).logits(
             torch.tensor([[*opening, *text] for text in law if len(text) == TOKENS])
         )
         for place, text in enumerate(text for text in law if len(text) == TOKENS):
             rows = (logits[..., place, len(opening) - 1 : -1, :] for logits in (private, public))
-            ticket = found.mechanism.propose(
+            ticket = run.mechanism.propose(
                 *rows, rng=SeededRandom(0), targets=torch.tensor(text), temperature=0.3, top_k=2
             )
             log_prob = uncharged(ticket).release().log_prob
@@ -56,9 +56,9 @@ def test_epsilon_is_that_of_all_texts_together() -> None:
 def test_a_record_in_two_batches_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     deal = synthesis.dealt
 
-    def twice(*given: Any, **named: Any) -> Any:
-        batches = deal(*given, **named)
-        return batches._replace(slots=[[batches.slots[0][0], *one[1:]] for one in batches.slots])
+    def twice(*arguments: Any, **named: Any) -> Any:
+        batches = deal(*arguments, **named)
+        return batches._replace(slots=[[batches.slots[0][0], *slot[1:]] for slot in batches.slots])
 
     monkeypatch.setattr(synthesis, "dealt", twice)
     for leaves in (False, True):
@@ -66,7 +66,7 @@ def test_a_record_in_two_batches_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_journal_that_does_not_read_what_was_spent_is_found(
-    found: Synthesis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Synthesis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Journal, "_read", lambda self, path, expected: 0)
-    assert synthesis.over_kills(found, tmp_path / "journal", lost=False) > TOKENS
+    assert synthesis.over_kills(run, tmp_path / "journal", lost=False) > TOKENS

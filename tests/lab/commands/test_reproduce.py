@@ -54,8 +54,8 @@ def test_builtin_sample(
     result = result_of(tmp_path, f"{experiment}-wikitext-103.json")
     assert result["inputs"]["num_models"] == 64 and result["inputs"]["scale"] == "builtin"
     assert "stands in for GPT-2 small over wikitext-103" in " ".join(printed.split())
-    found = {one["method"] for one in result["rows"]}
-    assert (WHOLE in found) == (experiment == "table1") and POOL in found
+    methods = {row["method"] for row in result["rows"]}
+    assert (WHOLE in methods) == (experiment == "table1") and POOL in methods
     if experiment == "figure2":
         assert result["settings"]["trainings"] == 2 and (tmp_path / "ensemble-1").is_dir()
         ours = result["rows"][1]["ours"]
@@ -97,7 +97,7 @@ def test_full_scale_with_stand_ins(tmp_path: Path, capsys: pytest.CaptureFixture
     printed = capsys.readouterr().out
     result = result_of(out, "table1-wikitext-103.json")
     assert result["inputs"]["base"] == "gpt2" and result["inputs"]["num_models"] == 10
-    (short, long) = (one for one in result["rows"] if one["method"] == "DP-SGD")
+    (short, long) = (row for row in result["rows"] if row["method"] == "DP-SGD")
     assert short["ours"]["kind"] == "fixed" and short["ours"]["unit"] == "block of 16 tokens"
     assert 7.5 < long["ours"]["epsilon"] <= 8 and long["paper"]["perplexity"] == 32.53
     assert "block of 16 tokens" in printed and "paper: ε" in printed
@@ -135,10 +135,10 @@ def test_one_adapter_is_trained_once_on_all_text(
     few = FinetuneConfig(rank=2, learning_rate=3e-3, epochs=1, batch_size=64, block_size=256)
     base, documents = str(demo_base()), private_documents()[:40]
 
-    def trained(**given: Any) -> dict[Path, int]:
-        monkeypatch.setattr(demo, "private_documents", lambda: given.get("documents", documents))
-        monkeypatch.setattr(demo, "CONFIG", given.get("config", few))
-        folder = train_whole(tmp_path, base, seed=given.get("seed", 0))
+    def trained(**changes: Any) -> dict[Path, int]:
+        monkeypatch.setattr(demo, "private_documents", lambda: changes.get("documents", documents))
+        monkeypatch.setattr(demo, "CONFIG", changes.get("config", few))
+        folder = train_whole(tmp_path, base, seed=changes.get("seed", 0))
         assert len(read_manifest(folder).members) == 1
         return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
@@ -168,7 +168,7 @@ def test_a_dp_adapter_of_the_builtin_text(tmp_path: Path, monkeypatch: pytest.Mo
     create_key(tmp_path / "key", "words")
     said = builtin_dp_adapter(tmp_path / "whole", base, key=tmp_path / "key", config=few)
     assert said.epsilon <= 8.0 and said.protected == "shard"
-    assert [dp_line(one)[0] for one in (folder, tmp_path / "whole")] == ["DP-SGD", WHOLE_NAME]
+    assert [dp_line(path)[0] for path in (folder, tmp_path / "whole")] == ["DP-SGD", WHOLE_NAME]
     with pytest.raises(ValueError, match="other settings"):
         builtin_dp_adapter(folder, base, key=tmp_path / "key", config=few)
     content = result_of(folder, "guarantee.json")

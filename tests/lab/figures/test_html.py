@@ -170,9 +170,9 @@ VALIDATION = [
 
 def test_report_holds_what_was_found() -> None:
     report = build(with_utility(), validation=VALIDATION)
-    found = {name: one["utility"] for name, one in by_name(report).items()}
-    assert found["some"] == with_utility()[1].utility and found["public"] is None
-    assert found["edge"]["gap"] is None and found["edge"]["bound"] == "inf"
+    utilities = {name: method["utility"] for name, method in by_name(report).items()}
+    assert utilities["some"] == with_utility()[1].utility and utilities["public"] is None
+    assert utilities["edge"]["gap"] is None and utilities["edge"]["bound"] == "inf"
     assert report.to_json()["validation"] == VALIDATION
     assert "validation" not in build().to_json()
     text = report.text()

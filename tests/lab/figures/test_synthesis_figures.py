@@ -28,27 +28,27 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Synthesis, Canaries
     corpus = Canaries.among(Corpus(str(folder / "texts.jsonl")), "Python", 2, folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("adapmixed.synthesis.run.os.urandom", lambda size: bytes([1]) * size)
-        found = synthesize(
+        run = synthesize(
             str(demo_base()), corpus, "Python", epsilon=8.0, delta=1e-6, count=2, max_tokens=12,
             batch=SIZE, longest=40, plain=True,
         )  # fmt: skip
-    pairs = zip(corpus.records, found.batches.slots, strict=True)
+    pairs = zip(corpus.records, run.batches.slots, strict=True)
     assert all(planted in slots for planted, slots in pairs)
-    return found, corpus
+    return run, corpus
 
 
 def test_a_text_from_a_records_own_prompt_exposes_it(begun: tuple[Synthesis, Canaries]) -> None:
     """Each token is the one that the true code makes likeliest beside the others."""
-    found, corpus = begun
+    run, corpus = begun
     others = [page_of._other("Python", corpus.codes[0], at) for at in range(1, SIZE)]
-    ids, tokens = torch.tensor([list(found.ensemble.opening)]), []
-    decoder = found.ensemble.filled([corpus.records[0], *others]).decoder(ids, new_tokens=20)
+    ids, tokens = torch.tensor([list(run.ensemble.opening)]), []
+    decoder = run.ensemble.filled([corpus.records[0], *others]).decoder(ids, new_tokens=20)
     for _ in range(20):
         rows = decoder.logits.private[:, 0].log_softmax(-1)
         tokens.append(int((rows[0] - rows[1:].amax(0)).argmax()))
         decoder.append(torch.tensor(tokens[-1:]))
-    found.journal.tokens.update({0: tokens, 1: tokens})
-    measured = page_of.exposures(found, corpus, dict.fromkeys(range(2), corpus.records[0]))
+    run.journal.tokens.update({0: tokens, 1: tokens})
+    measured = page_of.exposures(run, corpus, dict.fromkeys(range(2), corpus.records[0]))
     assert [seen for seen, _ in measured] == [True, False]
     assert measured[0][1] == 3.0 and page_of.chance(SIZE) < 1.1
 
@@ -56,7 +56,7 @@ def test_a_text_from_a_records_own_prompt_exposes_it(begun: tuple[Synthesis, Can
 def test_codes_are_kept(tmp_path: Path) -> None:
     first, again = (Canaries.among(Corpus("builtin"), "x", 3, tmp_path) for _ in range(2))
     assert first == again and len(set(first.codes)) == 3 and all(len(c) == 8 for c in first.codes)
-    assert [one.text for one in first.documents()][-3:] == list(first.records)
+    assert [document.text for document in first.documents()][-3:] == list(first.records)
     assert (tmp_path / "codes.json").stat().st_mode & 0o777 == 0o600
 
 
@@ -64,13 +64,13 @@ def test_the_public_model_alone_is_the_row_without_a_record(
     begun: tuple[Synthesis, Canaries],
 ) -> None:
     """Transformers writes what the public row says, up to its first end."""
-    found, _ = begun
+    run, _ = begun
     reader = page_of.Reader(str(demo_base()), torch.float32)
-    ends = sorted(found.ensemble.end_tokens)
+    ends = sorted(run.ensemble.end_tokens)
     written = reader.write(
-        found.ensemble.public_prompt, 2, max_tokens=12, temperature=1.0, top_k=1, ends=ends
+        run.ensemble.public_prompt, 2, max_tokens=12, temperature=1.0, top_k=1, ends=ends
     )
-    decoder = found.ensemble.decoder(torch.tensor([list(found.ensemble.opening)]), new_tokens=12)
+    decoder = run.ensemble.decoder(torch.tensor([list(run.ensemble.opening)]), new_tokens=12)
     tokens: list[int] = []
     for _ in range(12):
         tokens.append(int(decoder.logits.public[0].argmax()))
@@ -81,15 +81,15 @@ def test_the_public_model_alone_is_the_row_without_a_record(
 def test_mauve_tells_distributions_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_of, "RESAMPLES", 10)
     rng = np.random.default_rng(0)
-    one, same, other = (
+    sample, same, other = (
         (rng.standard_normal((150, 6)) + shift).astype(np.float32) for shift in (0, 0, 2)
     )
-    alike, apart = page_of.mauve_interval(one, same), page_of.mauve_interval(one, other)
+    alike, apart = page_of.mauve_interval(sample, same), page_of.mauve_interval(sample, other)
     assert alike is not None and apart is not None
     assert alike[1] > apart[2] and apart[0] < 0.5 < alike[0]
     assert alike[1] < alike[2] and apart[1] < apart[2]
     assert page_of.centred(0.5, [0.3, 0.4]) == pytest.approx((0.4525, 0.5475))
-    assert page_of.mauve_interval(one[: page_of.LEAST - 1], other) is None
+    assert page_of.mauve_interval(sample[: page_of.LEAST - 1], other) is None
 
 
 def test_the_page_escapes_texts_and_says_what_it_is(

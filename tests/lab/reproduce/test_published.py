@@ -102,10 +102,10 @@ def test_there_is_no_utility_of_subsets() -> None:
     targets = torch.zeros(4, dtype=torch.int64)
     mixed = []
     for rate in (1.0, 0.5):
-        mechanism, found = published(3.0, 0.02, sample_rate=rate), Utility()
+        mechanism, utility = published(3.0, 0.02, sample_rate=rate), Utility()
         proposal = mechanism.propose(private, public, targets=targets, rng=SeededRandom(0))
-        found.add(proposal, uncharged(proposal), targets)
-        mixed.append(found.report() is not None)
+        utility.add(proposal, uncharged(proposal), targets)
+        mixed.append(utility.report() is not None)
     assert mixed == [True, False]
 
 
@@ -177,14 +177,14 @@ def loss(rare, radius, members, rate):
             low, high = (middle, high) if inside else (low, middle)
         edges.append(rare + low * (end - rare))
     others = (1 - rate) * rare + rate * (members - 1) * edges[1] / members
-    return larger(*(others + rate * own / members for own in (edges[0], rare)))
+    return larger(*(others + rate * edge / members for edge in (edges[0], rare)))
 
 
 def test_the_sound_bound_is_attained_and_a_subset_is_not_paid_for_at_its_rate():
     with mpmath.workdps(120):
         radius, bound = mpmath.mpf("0.03"), sound_bound(3, 0.03, 80)
         ratios = [loss(f"1e-{k}", radius, 80, 1) / bound for k in (2, 6, 12, 30)]
-        assert [f"{float(one):.3g}" for one in ratios[:2]] == ["0.0256", "0.589"]
+        assert [f"{float(ratio):.3g}" for ratio in ratios[:2]] == ["0.0256", "0.589"]
         assert f"{float(ratios[2]):.5g}" == "0.99937"
         assert f"{float(1 - ratios[3]):.0g}" == "6e-13"
         g = 1 - mpmath.mpf("0.94") ** 100
@@ -209,8 +209,8 @@ def test_subsampled_cost_against_the_exact_value(order, rate, scale):
             total += mpmath.binomial(a, k) * (1 - s) ** (a - k) * s**k * growth
         return mpmath.log(total) / (a - 1)
 
-    found = subsampled_rdp(rate, [scale * k for k in range(2, order + 1)])
-    assert found == pytest.approx(float(exactly(formula)), rel=1e-11)
+    cost = subsampled_rdp(rate, [scale * k for k in range(2, order + 1)])
+    assert cost == pytest.approx(float(exactly(formula)), rel=1e-11)
 
 
 def test_subsampling_at_the_ends_of_the_rate():
@@ -242,20 +242,20 @@ def test_the_largest_loss_of_each_query_is_charged_to_all(screen: str | None) ->
     realised = losses(proposal)[..., 0]
     passed = ~answered_from_q(proposal)
     assert bool(passed.all()) == (screen is None)
-    (event,) = (one for one in stated(proposal) if isinstance(one, LeaveOneOutLoss))
+    (event,) = (entry for entry in stated(proposal) if isinstance(entry, LeaveOneOutLoss))
     largest = realised[:, passed].amax(0)
     assert event.loss[:, :, 0].tolist() == [largest.tolist()] * len(private)
     # The other events, and the realised losses, are AdaPMixED's own.
-    own = inner.propose(private, public, rng=SeededRandom(SEED))
-    assert torch.equal(losses(own), losses(proposal))
+    original = inner.propose(private, public, rng=SeededRandom(SEED))
+    assert torch.equal(losses(original), losses(proposal))
     others, same = (
-        [one for one in stated(each) if not isinstance(one, LeaveOneOutLoss)]
-        for each in (proposal, own)
+        [entry for entry in stated(each) if not isinstance(entry, LeaveOneOutLoss)]
+        for each in (proposal, original)
     )
     assert others == same
-    alone = Accountant(DELTA).add(event).guarantee()
+    guarantee = Accountant(DELTA).add(event).guarantee()
     expected = float(largest.sum()) + c_alpha(inner.order, DELTA)
-    assert alone.epsilon == pytest.approx(expected, rel=1e-12)
+    assert guarantee.epsilon == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_paper_rule_wants_one_order() -> None:
@@ -271,7 +271,7 @@ def test_fixed_loss_is_charged_for_every_query() -> None:
     proposal = answer(mechanism, private, public, SEED)
     # log(1 + (e^{(order-1) R} - 1)/N) / (order - 1), R = 0.04 * 3
     bound = math.log1p(math.expm1(2 * 0.12) / MODELS) / 2
-    (event,) = (one for one in stated(proposal) if isinstance(one, RenyiBound))
+    (event,) = (entry for entry in stated(proposal) if isinstance(entry, RenyiBound))
     assert (event.order, event.num_models, event.queries) == (3.0, MODELS, POSITIONS)
     assert not event.published
     assert bound <= event.epsilon <= bound * (1 + 1e-12)
