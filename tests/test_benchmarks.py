@@ -77,10 +77,10 @@ def test_private_tokens_are_timed_against_the_public_ones(tmp_path: Path, quick:
     content = json.loads((tmp_path / "generation.json").read_text())
     rows = {(row["name"], row["queries"]): row for row in content["tables"]["token"]}
     expected = {"public model"}
-    for *one, mechanism in generation.MEMBERS:
-        name = generation.called(*one)
+    for *members, mechanism in generation.MEMBERS:
+        name = generation.called(*members)
         adaptive = {f"{name}, AdaPMixED", f"{name}, AdaPMixED alone"}
-        if one[1] < 1000:
+        if members[1] < 1000:
             expected |= {name} if mechanism is generation.POOL else adaptive
     assert {name for name, _ in rows} == expected
     for (_, queries), row in rows.items():

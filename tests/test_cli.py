@@ -27,12 +27,13 @@ pytestmark = pytest.mark.usefixtures("demo_ensemble")
 def test_the_help_of_a_command_fits_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     for parser in (_parser(), laboratory_parser()):
-        (found,) = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
-        assert all(len(str(one.help)) > 20 for one in found._choices_actions)
-        for name, command in found.choices.items():
+        (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+        assert all(len(str(action.help)) > 20 for action in commands._choices_actions)
+        for name, command in commands.choices.items():
             assert command.description, name
-            assert sum(bool(one.option_strings) for one in command._actions) <= 26, name
+            assert sum(bool(action.option_strings) for action in command._actions) <= 26, name
             assert len(command.format_help().splitlines()) <= 52, name
+            assert ("standard error, PRIVATE" in command.format_help()) == (name == "train")
 
 
 ANSWERS = "--ensemble e --mechanism 'clipped-log-pool lower=0 upper=1 queries=9'"

@@ -117,10 +117,10 @@ def test_a_lock_that_its_holder_has_just_removed_is_not_held(
 
 @pytest.mark.parametrize("name", ["a", "[a]*?.json"])
 def test_only_a_files_own_leftovers_are_removed(tmp_path: Path, name: str) -> None:
-    own = temporary_folder(tmp_path / name)
+    short = temporary_folder(tmp_path / name)
     longer = temporary_folder(tmp_path / f"{name}-b")
     remove_leftovers(tmp_path, name)
-    assert not own.exists() and longer.exists()
+    assert not short.exists() and longer.exists()
     remove_leftovers(tmp_path / "missing", name)
 
 

@@ -100,8 +100,8 @@ def test_kept_shares_are_the_measured_ones_and_interpolated() -> None:
     assert len(rows) == len(SHARDS) * 24
 
     def share(mechanism: str, models: int, upper: float) -> float:
-        one = SimpleNamespace(mechanism=mechanism, num_models=models, settings={"upper": upper})
-        return kept_share(cast(Any, one))
+        choice = SimpleNamespace(mechanism=mechanism, num_models=models, settings={"upper": upper})
+        return kept_share(cast(Any, choice))
 
     both = functools.cache(chosen)
     for words in rows:  # N, mechanism, T, neighbours, ε, perplexity, change, ..., share, settings
@@ -111,8 +111,8 @@ def test_kept_shares_are_the_measured_ones_and_interpolated() -> None:
         assert found == pytest.approx(kept, abs=0.015), words
         if words[3:5] == ["zero_out", "3"]:
             plans = both(3.0, headline.DELTA, int(words[0]), int(words[2]))
-            (one,) = (plan for plan in plans if plan.mechanism == words[1])
-            assert kept_share(one) == pytest.approx(found, abs=0.001)
+            (choice,) = (plan for plan in plans if plan.mechanism == words[1])
+            assert kept_share(choice) == pytest.approx(found, abs=0.001)
     for name, least in (("clipped-mixing", 1.0), ("clipped-log-pool", 0.0)):
         few = [share(name, 300, least + more) for more in (0.0, 0.01, 0.02)]
         assert few[0] == 0.0 < few[1] < few[2] < share(name, 300, 1e3) == share(name, 300, 1e6)

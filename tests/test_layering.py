@@ -49,19 +49,17 @@ def imports() -> Iterator[tuple[str, str, bool, bool]]:
         while todo:
             node, types, early = todo.pop()
             if isinstance(node, ast.Import):
-                for one in node.names:
-                    yield module, one.name, types, early
+                for alias in node.names:
+                    yield module, alias.name, types, early
             elif isinstance(node, ast.ImportFrom):
                 above = package[: len(package) + 1 - node.level] if node.level else []
                 base = ".".join([*above, *filter(None, [node.module])])
-                for one in node.names:
-                    name = f"{base}.{one.name}"
+                for alias in node.names:
+                    name = f"{base}.{alias.name}"
                     yield module, name if name in MODULES else base, types, early
-            elif (
-                isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant)
-            ):
-                found = {"import_module": "", "laboratory": "adapmixed_lab."}
-                if (prefix := found.get(ast.unparse(node.func).split(".")[-1])) is not None:
+            elif isinstance(node, ast.Call) and [*map(type, node.args)] == [ast.Constant]:
+                prefixes = {"import_module": "", "laboratory": "adapmixed_lab."}
+                if (prefix := prefixes.get(ast.unparse(node.func).split(".")[-1])) is not None:
                     yield module, f"{prefix}{node.args[0].value}", types, early
             types |= isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
             early &= not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
@@ -104,8 +102,8 @@ def test_no_cycles() -> None:
 
 
 def test_no_two_classes_have_one_name() -> None:
-    trees = (ast.parse(path.read_text("utf-8")) for path in MODULES.values())
-    names = [one.name for tree in trees for one in ast.walk(tree) if isinstance(one, ast.ClassDef)]
+    nodes = (node for p in MODULES.values() for node in ast.walk(ast.parse(p.read_text("utf-8"))))
+    names = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
     assert [name for name, count in Counter(names).items() if count > 1] == []
 
 

@@ -186,8 +186,8 @@ def test_the_planners_searches_stay_inside() -> None:
     wide: Any = {"shapes": (1.0,), "scales": (50.0,)}
     for given in ((0.02, 1e-15, 65_536, 1), (1e4, 0.1, 65_536, 1), (200.0, 0.1, 65_536, 1)):
         for options in ({}, wide):
-            for one in plan(*given, **options):
-                mechanism_of_plan(one)
+            for choice in plan(*given, **options):
+                mechanism_of_plan(choice)
 
 
 def test_ensembles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def parser_of(prog: str, description: str, modules: Iterable[Any]) -> argparse.A
         text = first.partition("``: ")[2].removesuffix(".")
         command = commands.add_parser(name, help=text, description=description)
         module.add_arguments(command)
-        private = ", PRIVATE" if name in ("train", "dp-sgd") else ", without private values"
+        private = ", PRIVATE" if name == "train" else ", without private values"
         text = f"log the steps to standard error{private}"
         command.add_argument("-v", "--verbose", action="store_true", help=text)
         command.formatter_class = partial(_Help, max_help_position=27)

@@ -57,7 +57,7 @@ def test_two_ledgers_and_their_letter(
         assert (found.words in capsys.readouterr().err) == (name == "b.db")
         assert main(["ledger", "show", "a.db", "--all"]) == 0
         shown = capsys.readouterr().out
-        assert all(f"ledger {one.path}: {one.guarantee}\n" in shown for one in found.readings)
+        assert all(f"ledger {r.path}: {r.guarantee}\n" in shown for r in found.readings)
         assert found.words in shown
         assert main(["ledger", "letter", name]) == 0
         letter, epsilon = capsys.readouterr().out, found.stated.epsilon or 0.0
@@ -128,13 +128,13 @@ def test_the_sum_and_its_neighbours_are_of_one_kind(
     """A sum for zero-out says nothing of any other text in a shard."""
     generate(ensemble, "a.db", f"{POOL} queries=500", "--adjacency", "replace_one")
     assert main(["ledger", "letter", "a.db"]) == 0
-    alone = capsys.readouterr().out
+    single = capsys.readouterr().out
     generate(ensemble, "b.db", f"{POOL} queries=500")
     capsys.readouterr()
     assert main(["ledger", "letter", "a.db"]) == 0
     both = capsys.readouterr().out
     whole = "any change of the records in one shard"
-    assert f"period: {whole}" in alone and f"period: {whole}" not in both
+    assert f"period: {whole}" in single and f"period: {whole}" not in both
     assert "period: one shard is emptied" in both and "zero-out)." in both
     assert together(ensemble).stated.adjacency == "zero_out"
 

@@ -278,8 +278,8 @@ def test_the_first_answer_charges_the_whole_plan_which_is_not_exceeded(name, tmp
             accountant.add(planned)
         assert accountant.queries == 13 and accountant.charges == charges
     if unplanned is not None:
-        beside = added(planned, unplanned(1)).guarantee()
-        assert beside.budget is None and beside.epsilon > first.epsilon
+        both = added(planned, unplanned(1)).guarantee()
+        assert both.budget is None and both.epsilon > first.epsilon
 
 
 @pytest.mark.parametrize("event", [bound(queries=10), clipped(), pooled(100)])

@@ -97,7 +97,7 @@ TAMPERED: dict[str, tuple[Callable[[Path], None], str]] = {
     "another identity": (_replaced('ity":"', 'ity":"0', "0"), FIRST),
     "settings gone": (_edit("DELETE FROM record WHERE sequence = 0"), "record 0 is missing"),
     "records gone": (_edit("DELETE FROM record"), "record 0 is missing"),
-    "newer": (_run("PRAGMA user_version = 14"), "must have format_version 13, got 14"),
+    "newer": (_run("PRAGMA user_version = 14"), "version 13, got 14: read it with the version of"),
     "older": (_run("PRAGMA user_version = 12"), "must have format_version 13, got 12"),
     "trigger gone": (_run("DROP TRIGGER no_delete_of_record"), "have the tables of a ledger"),
     "table added": (_run("CREATE TABLE gift (x)"), "have the tables of a ledger"),

@@ -470,9 +470,7 @@ class Ensemble:
                     use_cache=cache is not None,
                     logits_to_keep=1 if last_only else 0,
                 ).logits
-                if (
-                    self._scales_logits and not self.ranks.single
-                ):  # devices may round that otherwise
+                if self._scales_logits and not self.ranks.single:  # devices may round otherwise
                     public = output[..., : self.vocab_size]
                     public.copy_(self.ranks.same(public.contiguous()))
                 return layer.split(output, self.zero_members)

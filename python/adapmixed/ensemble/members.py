@@ -208,8 +208,8 @@ def read_versioned(path: Path, version: int, *entries: str) -> dict[str, Any]:
     stored = data.get("format_version") if isinstance(data, dict) else None
     if stored != version:
         raise ValueError(
-            f"{path}: format_version must be {version}, got {stored!r}: make it again, with all "
-            "that it describes, in a new place"
+            f"{path}: format_version must be {version}, got {stored!r}: another adapmixed wrote "
+            "it, make it again with this one"
         )
     if missing := sorted(set(entries) - data.keys()):
         raise ValueError(f"{path} must hold {', '.join(entries)}, got no {missing[0]}")

@@ -432,6 +432,7 @@ def connected(path: str, mode: str = "rw") -> sqlite3.Connection:
         address, uri=True, timeout=busy, isolation_level=None, check_same_thread=False
     )
     try:
+        connection.execute("PRAGMA cell_size_check = ON")  # more damage is seen when it is opened
         if mode != "rw":
             connection.execute("BEGIN")
         (application,) = connection.execute("PRAGMA application_id").fetchone()
@@ -533,8 +534,9 @@ def entered(register: Path) -> dict[str, Entry]:
         return {}
     try:
         written = json.loads(register.read_text(encoding="utf-8"))
-        if written["format_version"] != REGISTER_VERSION:
-            raise ValueError(f"use the adapmixed that wrote it, not format {REGISTER_VERSION}")
+        if (stored := written["format_version"]) != REGISTER_VERSION:
+            words = f"format_version must be {REGISTER_VERSION}, got {stored!r}"
+            raise ValueError(f"{words}: use the adapmixed that wrote it")
         return {str(identity): Entry(**entry) for identity, entry in written["ledgers"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{register} must be a register of ledgers: {error}") from error
