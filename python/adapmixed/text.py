@@ -87,7 +87,7 @@ def files_below(name: str, folder: Path, split: str | None) -> dict[str, list[Pa
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         kind, parts = kind_of(file), _splits_of(file.relative_to(folder))
         if kind not in (None, "text"):
-            parts = parts or {"unnamed"}  # rows near test.jsonl are hardly meant to be read with it
+            parts = parts or {"unnamed"}  # rows next to test.jsonl are hardly meant to join it
         if kind is not None:
             splits |= parts
         if split not in (None, "all", *parts):

@@ -171,8 +171,8 @@ def test_an_interruption_between_file_and_memory_ends_charging(
         assert state(again) == state(charged(1)) == state(read_ledger(path).account)
 
 
-DURABLE = {"journal_mode": "wal", "synchronous": 2, "fullfsync": 1, "checkpoint_fullfsync": 1}
-DURABLE |= {"cell_size_check": 1}  # so that more damage is seen
+PRAGMAS = {"journal_mode": "wal", "synchronous": 2, "fullfsync": 1, "checkpoint_fullfsync": 1}
+PRAGMAS |= {"cell_size_check": 1}  # shows more damage
 
 
 def test_a_record_is_flushed_before_the_release(
@@ -186,8 +186,8 @@ def test_a_record_is_flushed_before_the_release(
             execute, word = super().execute, statement.split("(")[0].removeprefix("PRAGMA ")
             if word == "COMMIT":
                 steps.append(f"{word} {Path(execute('PRAGMA database_list').fetchone()[2]).name}")
-                pragmas = {key: execute(f"PRAGMA {key}").fetchone()[0] for key in DURABLE}
-                assert pragmas == DURABLE, f"{steps[-1]}: {pragmas}"
+                pragmas = {key: execute(f"PRAGMA {key}").fetchone()[0] for key in PRAGMAS}
+                assert pragmas == PRAGMAS, f"{steps[-1]}: {pragmas}"
             return execute(statement, *values)
 
     replace, fsync = os.replace, os.fsync
