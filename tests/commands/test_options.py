@@ -234,6 +234,7 @@ GENERATE: list[tuple[list[str], str]] = [
     (["--epsilon", "2", "--mechanism", f"{CLIPPED} queries=9"], "queries must be None if ev"),
     (["--adjacency=replace_one", "--mechanism", "adapmixed"], "be 'zero_out' for AdaPMixED"),
     (["--memory", "1K", *POOL], "--memory must be >= "),
+    (["--stop", "", *POOL], "--stop must be a list of strings"),
     (["--max-new-tokens", "0", *POOL], "--max-new-tokens must be an integer >= 1"),
     (["--max-new-tokens", "99999", *POOL], "--max-new-tokens must be <= "),
     (["--temperature", "0", *POOL], "--temperature must be >= 0.01"),
